@@ -1,0 +1,278 @@
+"""Finds torch's operators by introspection and keeps those that run.
+
+Three namespaces are walked: module classes of `torch.nn`, functions of `torch.nn.functional`, and functions of `torch`.
+Signatures come from `inspect`, and for functions bound from C++ from the operator schemas. A draft usage is made from
+the signature and the recipes; `torch_probe` runs it, and what it learns (ranks, domain, bounds) is stored.
+"""
+
+import inspect
+import re
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import torch_recipes as recipes
+from torch_probe import Rejected, probe
+
+NAMESPACES = (("torch.nn", nn), ("torch.nn.functional", F), ("torch", torch))
+SHORT = {"torch.nn": "nn", "torch.nn.functional": "F", "torch": "torch"}
+
+
+def crawl_torch():
+    """Returns `(kept, left_out)`: lists of dicts."""
+    kept, left_out, seen = [], [], {}
+    for namespace, module in NAMESPACES:
+        for name in sorted(dir(module)):
+            item = getattr(module, name)
+            if not is_candidate(namespace, name, item):
+                continue
+            operator = f"{namespace}.{name}"
+            try:
+                alias = seen.setdefault(id(item), operator)
+                if alias != operator:
+                    raise Rejected("alias", alias)
+                kept.append(describe(namespace, name, item))
+            except Rejected as rejection:
+                left_out.append({"operator": operator, "library": "torch", "reason": rejection.reason,
+                                 "detail": rejection.detail})
+    return kept, left_out
+
+
+def is_candidate(namespace, name, item):
+    if name.startswith("_") or name.endswith("_"):
+        return False
+    if namespace == "torch.nn":
+        return inspect.isclass(item) and issubclass(item, nn.Module)
+    return callable(item) and not inspect.isclass(item) and bool(schemas(name) or namespace.endswith("functional"))
+
+
+def schemas(name):
+    """The operator schemas of a function without output arguments."""
+    found = []
+    for qualified in (f"aten::{name}", f"aten::linalg_{name}"):
+        try:
+            found += torch._C._jit_get_schemas_for_operator(qualified)
+        except RuntimeError:
+            continue
+        if found:
+            break
+    return [schema for schema in found if not any(argument.is_out for argument in schema.arguments)]
+
+
+def describe(namespace, name, item):
+    """The table row of one operator; raises Rejected."""
+    refuse_by_name(namespace, name, item)
+    family = recipes.family_of(name)
+    refusal = None
+    usages = []
+    for candidate in drafts(namespace, name, item, family):
+        candidate.setdefault("cost", recipes.cost_of(family, name))
+        candidate.setdefault("input", "float")
+        try:
+            usages.append(probe(candidate, name, family))
+        except Rejected as rejection:
+            refusal = refusal or rejection
+    if not usages:
+        raise refusal or Rejected("no recipe", "no argument recipe fits its signature")
+    return {
+        "operator": f"{SHORT[namespace]}.{name}", "qualified": f"{namespace}.{name}", "library": "torch",
+        "family": family, "usages": usages, "summary": summary(item),
+    }
+
+
+def refuse_by_name(namespace, name, item):
+    document = (getattr(item, "__doc__", None) or "").strip()
+    # A structured recipe leaves out the optional randomness that the schema's tag speaks of.
+    tagged = "nondeterministic_seeded" in tags(name) and f"{namespace}.{name}" not in recipes.STRUCTURED
+    if recipes.RANDOM_NAME.search(name) or tagged:
+        raise Rejected("random", "draws random numbers")
+    if tags(name) & {"data_dependent_output", "dynamic_output_shape"}:
+        raise Rejected("data-dependent", "the shape of its output depends on the values of its input")
+    # Where the documentation calls a function an alias of its `torch.special` twin, the short name is the usual one.
+    alias = re.search(r"\balias (of|for)\b.{0,40}", document[:400], re.IGNORECASE | re.DOTALL)
+    if alias and not re.search(r"torch\.(special|nn\.functional)", alias.group(0)):
+        raise Rejected("alias", " ".join(document.split())[:120])
+    for pattern, reason in recipes.NOT_FOR_MODELS:
+        if re.search(pattern, name):
+            raise Rejected("not for models", reason)
+
+
+def tags(name):
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None or not schemas(name):
+        return set()
+    return {tag.name for overload in packet.overloads() for tag in getattr(packet, overload).tags}
+
+
+def summary(item):
+    """The first sentence of the docstring, as the composer words it."""
+    lines = [line.strip() for line in (item.__doc__ or "").splitlines()]
+    for index, line in enumerate(lines):
+        if line and "->" not in line and not line.startswith(("..", "See ", ":")):
+            text = " ".join(lines[index:index + 4])
+            text = re.sub(r":\w+:`~?([^`]*)`", r"\1", text)
+            return re.split(r"(?<=[a-z`)])\.(\s|$)", text)[0].strip()[:200]
+    return ""
+
+
+def drafts(namespace, name, item, family):
+    """Draft usages of an operator, best first."""
+    structured = recipes.STRUCTURED.get(f"{namespace}.{name}")
+    if structured is not None:
+        if not structured:
+            raise Rejected("no recipe", "its arguments have no form that suits a stream of tensors")
+        return [dict(candidate) for candidate in structured]
+    if namespace == "torch.nn":
+        return module_drafts(name, item, family)
+    return function_drafts(namespace, name, item, family)
+
+
+# ---- modules
+
+def module_drafts(name, item, family):
+    symbols, positional, keywords = {}, [], []
+    for parameter in own_parameters(item.__init__):
+        extra = extra_for(name, parameter.name)
+        if parameter.default is inspect.Parameter.empty or extra:
+            rule = extra or recipes.ARGUMENTS.get(parameter.name)
+            if rule is None:
+                raise Rejected("no recipe", f"no recipe for argument `{parameter.name}`")
+            symbols[parameter.name] = rule
+            if keywords or (extra and parameter.default is not inspect.Parameter.empty):
+                keywords.append(parameter.name)
+            else:
+                positional.append(parameter.name)
+    for argument, rule in forced_extras(name):
+        if argument not in symbols:
+            symbols[argument] = rule
+            keywords.append(argument)
+    arguments = [f"{{{n}}}" for n in positional] + [f"{n}={{{n}}}" for n in keywords]
+    construct = f"nn.{name}({', '.join(arguments)})"
+    tensors = [p.name for p in own_parameters(item.forward) if p.default is inspect.Parameter.empty]
+    operands, ranks = tensor_operands(name, family, tensors[1:])
+    call = "{module}(" + ", ".join(["{x}"] + [f"{{{o['name']}}}" for o in operands]) + ")"
+    usage = recipes.draft(call, construct, symbols, operands, ranks=ranks or ranks_of(name, family))
+    return [usage, {**usage, "call": call + "[0]"}]
+
+
+def own_parameters(function):
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    return [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+def extra_for(name, argument):
+    for pattern, extra, rule in recipes.EXTRAS:
+        if extra == argument and re.search(pattern, name):
+            return rule
+    return None
+
+
+def forced_extras(name):
+    """Extras of classes that take them through **kwargs, where the signature doesn't show them."""
+    if re.search(r"^(RNN|LSTM|GRU)$", name):
+        return [(argument, rule) for pattern, argument, rule in recipes.EXTRAS if re.search(pattern, name)]
+    return []
+
+
+def tensor_operands(name, family, tensors):
+    """Operands for the tensors that a call takes beside the stream, and the ranks that they imply."""
+    if not tensors:
+        return [], None
+    if family == "loss":
+        for pattern, operands, ranks in recipes.LOSS_TARGETS:
+            if re.search(pattern, name):
+                return operands, ranks
+    if len(tensors) == 1:
+        return [recipes.PEER], None
+    raise Rejected("no recipe", f"no recipe for tensors {', '.join(tensors)}")
+
+
+def ranks_of(name, family):
+    """`…2d` works on rank 4: one batch, one channel and two spatial dimensions."""
+    digit = re.search(r"([123])d$", name)
+    if digit:
+        return [int(digit.group(1)) + 2]
+    if family == "recurrent":
+        return [2] if name.endswith("Cell") else [3]
+    if family == "attention":
+        return [3]
+    return [2, 3, 4, 5]
+
+
+# ---- functions
+
+class Argument:
+    """An argument of a function, from either kind of signature."""
+
+    def __init__(self, name, is_tensor, required):
+        self.name, self.is_tensor, self.required = name, is_tensor, required
+
+
+def function_drafts(namespace, name, item, family):
+    found, refusal = [], None
+    for arguments in signatures(name, item):
+        try:
+            found += draft_of(namespace, name, family, arguments)
+        except Rejected as rejection:
+            refusal = refusal or rejection
+    if not found:
+        raise refusal or Rejected("no recipe", "no signature to read")
+    return found
+
+
+def signatures(name, item):
+    """Argument lists of each overload, those with a `dim` first: a reduction over everything would mix the batch."""
+    if inspect.isfunction(item):
+        listed = [python_arguments(item)]
+        if listed[0] is not None:
+            return listed
+    overloads = [
+        [Argument("input" if a.name == "self" else a.name, str(a.type) in ("Tensor",), not a.has_default_value())
+         for a in schema.arguments]
+        for schema in schemas(name)
+        if any(str(result.type) == "Tensor" for result in schema.returns)
+    ]
+    if not schemas(name):
+        return [[Argument("input", True, True)]]
+    if not overloads:
+        raise Rejected("returns no tensor", "none of its overloads returns a tensor")
+    return sorted(overloads, key=lambda arguments: not any(a.name in ("dim", "dims") for a in arguments))
+
+
+def python_arguments(item):
+    parameters = list(inspect.signature(item).parameters.values())
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        return None
+    required = [p for p in parameters if p.default is p.empty]
+    return [Argument(p.name, "Tensor" in str(p.annotation) or p.name in ("input", "target", "x1", "x2", "mat2"),
+                     p in required) for p in parameters]
+
+
+def draft_of(namespace, name, family, arguments):
+    if not arguments or not arguments[0].is_tensor:
+        raise Rejected("no recipe", "its first argument is not a tensor")
+    symbols, texts = {}, ["{x}"]
+    tensors = [a.name for a in arguments[1:] if a.is_tensor and a.required]
+    operands, ranks = tensor_operands(name, family, tensors)
+    texts += [f"{{{operand['name']}}}" for operand in operands]
+    keyword = False
+    for argument in arguments[1:]:
+        extra = extra_for(name, argument.name)
+        if argument.is_tensor or not (argument.required or extra):
+            keyword = keyword or not argument.required
+            continue
+        rule = extra or recipes.ARGUMENTS.get(argument.name)
+        if rule is None:
+            raise Rejected("no recipe", f"no recipe for argument `{argument.name}`")
+        keyword = keyword or not argument.required
+        symbols[argument.name] = rule
+        texts.append(f"{argument.name}={{{argument.name}}}" if keyword else f"{{{argument.name}}}")
+    symbols = {n: symbols[n] for n in sorted(symbols, key=lambda n: n == "k")}
+    call = f"{SHORT[namespace]}.{name}({', '.join(texts)})"
+    usage = recipes.draft(call, None, symbols, operands, ranks=ranks or ranks_of(name, family))
+    forms = [usage, {**usage, "call": call + "[0]"}]
+    if len(operands) == 1 and operands[0] == recipes.PEER:
+        parameter = {**recipes.CHANNEL_PARAMETER, "name": "other"}
+        forms.append({**usage, "operands": [parameter]})
+    return forms

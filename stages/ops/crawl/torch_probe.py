@@ -1,0 +1,243 @@
+"""Runs a draft usage at small sizes and keeps what it learns, or says why the operator is left out.
+
+Every operator runs on the meta device and on the CPU. A model made of the operators that pass computes the same in
+training and evaluation mode, twice in a row, and for each sample of the batch on its own.
+"""
+
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from operator_binding import NotApplicable, bind
+
+SHAPES = {2: (4, 32), 3: (4, 8, 32), 4: (4, 8, 12, 12), 5: (4, 8, 6, 6, 6)}
+DOMAINS = ("any", "positive", "unit", "above_one")
+WIDE = {"any": (-30.0, 30.0), "positive": (0.01, 30.0), "unit": (-0.999, 0.999), "above_one": (1.001, 30.0)}
+
+
+class Rejected(Exception):
+    """Why an operator is left out: a short reason that is counted, and a detail."""
+
+    def __init__(self, reason, detail=""):
+        super().__init__(reason)
+        self.reason, self.detail = reason, detail
+
+
+def probe(usage, name, family):
+    """The usage with what probing found out; raises Rejected."""
+    usage = {"requires": [], **usage}
+    ranks, domain, refusal = [], None, None
+    for rank in usage.get("ranks", [2, 3, 4, 5]):
+        try:
+            found = first_domain({**usage, "ranks": [rank]}, SHAPES[rank])
+        except Rejected as rejection:
+            refusal = refusal or rejection
+            continue
+        ranks.append(rank)
+        domain = domain or found
+    if not ranks:
+        raise refusal
+    usage = {**usage, "ranks": ranks, "domain": domain}
+    usage["bounds"] = bounds(usage, SHAPES[ranks[0]])
+    usage["smooth"] = usage["input"] == "index" or is_smooth(usage, SHAPES[ranks[0]])
+    usage["shape_preserving"] = keeps_shape(usage, ranks)
+    usage["terminal"] = family == "loss"
+    return usage
+
+
+def first_domain(usage, shape):
+    refusal = None
+    for domain in DOMAINS:
+        try:
+            check(usage, shape, domain)
+        except Rejected as rejection:
+            refusal = refusal or rejection
+            if rejection.reason != "not finite":
+                break
+            continue
+        return domain
+    raise refusal
+
+
+class Instance:
+    """An operator made at one shape, which can be called."""
+
+    def __init__(self, usage, shape, device="cpu"):
+        try:
+            self.bound = bind(usage, shape)
+        except (NotApplicable, IndexError, KeyError) as error:
+            raise Rejected("fails", f"does not fit rank {len(shape)}: {error}") from error
+        torch.manual_seed(1)
+        self.module = nn.Module()
+        self.scope = {"torch": torch, "nn": nn, "F": F, "self": self.module, **self.bound.values}
+        self.usage = usage
+        try:
+            with torch.device(device):
+                self._construct()
+        except Exception as error:
+            raise Rejected("fails", f"{type(error).__name__}: {error}".splitlines()[0][:200]) from error
+
+    def _construct(self):
+        for name in self.bound.attributes():
+            setattr(self.module, name, self.bound.values[name])
+        line = self.bound.construct_line("operator")
+        if line:
+            exec(line, self.scope)
+        for operand in self.bound.operands:
+            if operand.role == "parameter":
+                setattr(self.module, operand.name, nn.Parameter(fill(operand.fill, operand.shape, 11) * operand.scale))
+
+    def operands(self, shape, seed):
+        return {
+            operand.name: fill(operand.fill, operand.shape, seed + index, shape)
+            for index, operand in enumerate(self.bound.operands) if operand.role == "input"
+        }
+
+    def __call__(self, stream, operands):
+        try:
+            with torch.no_grad():
+                scope = {**self.scope, "x": stream, **operands}
+                return eval(self.bound.call_text("x", "operator"), scope)
+        except Exception as error:
+            raise Rejected("fails", f"{type(error).__name__}: {error}".splitlines()[0][:200]) from error
+
+
+def fill(kind, shape, seed, stream_shape=None):
+    """A tensor of one of the fills that usages name."""
+    generator = torch.Generator().manual_seed(seed)
+    if kind.startswith("index"):
+        high = stream_shape[1] if kind.endswith("shape1") else 16
+        return torch.randint(0, high, shape, generator=generator)
+    if kind == "sign":
+        return torch.randint(0, 2, shape, generator=generator) * 2.0 - 1.0
+    if kind in ("rand", "unit"):
+        return torch.rand(shape, generator=generator)
+    if kind == "positive":
+        return torch.rand(shape, generator=generator) + 0.5
+    return torch.randn(shape, generator=generator)
+
+
+def stream(usage, shape, domain, seed):
+    if usage["input"] == "index":
+        return fill("index", shape, seed)
+    if domain == "unit":
+        return fill("rand", shape, seed) * 1.8 - 0.9
+    if domain == "positive":
+        return fill("rand", shape, seed) * 0.9 + 0.05
+    if domain == "above_one":
+        return fill("rand", shape, seed) + 1.1
+    return fill("randn", shape, seed)
+
+
+def check(usage, shape, domain):
+    """Everything that one operator has to satisfy at one shape."""
+    instance = Instance(usage, shape)
+    first = stream(usage, shape, domain, 2)
+    operands = instance.operands(shape, 5)
+    out = instance(first, operands)
+    require_tensor(out, first, shape)
+    require_meaning(out, first, instance, operands, usage, shape, domain)
+    require_repeatable(out, first, instance, operands)
+    require_batch(out, first, instance, operands, shape)
+    require_meta(out, usage, shape, first, operands)
+
+
+def require_tensor(out, first, shape):
+    if not isinstance(out, torch.Tensor):
+        raise Rejected("returns no tensor", f"returns {type(out).__name__}")
+    if out.dtype != torch.float32:
+        raise Rejected("not float32", f"its output is {str(out.dtype).removeprefix('torch.')}")
+    if out.dim() == 0 or out.shape[0] != shape[0]:
+        raise Rejected("mixes the batch", f"from {tuple(shape)} to {tuple(out.shape)}")
+    if out.untyped_storage().data_ptr() == first.untyped_storage().data_ptr():
+        raise Rejected("view", "its output is a view of its input")
+    if not torch.isfinite(out).all():
+        raise Rejected("not finite", "its output is not finite for ordinary inputs")
+
+
+def require_meaning(out, first, instance, operands, usage, shape, domain):
+    if out.shape == first.shape and torch.allclose(out, first.to(out.dtype)):
+        raise Rejected("identity", "its output is its input")
+    other = instance(stream(usage, shape, domain, 3), operands)
+    if other.shape != out.shape:
+        raise Rejected("data-dependent", "the shape of its output depends on the values of its input")
+    if torch.allclose(out, other):
+        raise Rejected("insensitive", "its output does not depend on its input")
+    fresh = instance.operands(shape, 50)
+    for name in operands:
+        if torch.allclose(out, instance(first, {**operands, name: fresh[name]})):
+            raise Rejected("insensitive", f"its output does not depend on `{name}`")
+
+
+def require_repeatable(out, first, instance, operands):
+    torch.manual_seed(77)
+    if not torch.equal(out, instance(first, operands)):
+        raise Rejected("random", "two runs differ")
+    instance.module.eval()
+    again = instance(first, operands)
+    instance.module.train()
+    if not torch.allclose(out, again, rtol=1e-5, atol=1e-6):
+        raise Rejected("mode-dependent", "training and evaluation mode differ")
+
+
+def require_batch(out, first, instance, operands, shape):
+    half = shape[0] // 2
+    sliced = {name: value[:half] if value.shape[:1] == (shape[0],) else value for name, value in operands.items()}
+    try:
+        part = instance(first[:half], sliced)
+    except Rejected:
+        return
+    if part.shape != (half, *out.shape[1:]) or not torch.allclose(out[:half], part, rtol=1e-4, atol=1e-5):
+        raise Rejected("mixes the batch", "a sample's output depends on the other samples")
+
+
+def require_meta(out, usage, shape, first, operands):
+    shadow = Instance(usage, shape, "meta")
+    shadow.module.to("meta")
+    found = shadow(first.to("meta"), {name: value.to("meta") for name, value in operands.items()})
+    if found.shape != out.shape or found.dtype != out.dtype:
+        raise Rejected("meta differs", f"meta says {tuple(found.shape)}, the CPU {tuple(out.shape)}")
+
+
+def bounds(usage, shape):
+    """The range of the output over a wide range of inputs; null where it grows with the input."""
+    if usage["input"] == "index" or usage["operands"] or usage["construct"] and "weight" in usage["construct"]:
+        return [None, None]
+    instance = Instance(usage, shape)
+    if any(True for _ in instance.module.parameters()):
+        return [None, None]
+    low, high = WIDE[usage["domain"]]
+    wide = torch.linspace(low, high, math.prod(shape)).reshape(shape)
+    narrow = wide if usage["domain"] != "any" else wide / 3
+    reach = [instance(values, {}) for values in (wide, narrow)]
+    limits = []
+    for extreme in (torch.amin, torch.amax):
+        outer, inner = (float(extreme(torch.nan_to_num(values, nan=0.0))) for values in reach)
+        steady = usage["domain"] == "any" and abs(outer - inner) <= 0.02 * max(1.0, abs(outer)) and abs(outer) < 5.0
+        limits.append(round(outer, 4) if steady else None)
+    return limits
+
+
+def is_smooth(usage, shape):
+    """Steps such as floor or sign jump for a tiny change of some input."""
+    instance = Instance(usage, shape)
+    low, high = {"any": (-3.0, 3.0)}.get(usage["domain"], WIDE[usage["domain"]])
+    values = torch.linspace(low, high, math.prod(shape)).reshape(shape)
+    operands = instance.operands(shape, 5)
+    step = (high - low) / math.prod(shape)
+    here, there = instance(values, operands), instance(values + step, operands)
+    change = torch.nan_to_num((there - here).abs())
+    spread = torch.nan_to_num(here).std().clamp_min(1e-6)
+    return bool(change.max() < 0.5 * spread)
+
+
+def keeps_shape(usage, ranks):
+    for rank in ranks:
+        instance = Instance(usage, SHAPES[rank])
+        domain = usage["domain"]
+        out = instance(stream(usage, SHAPES[rank], domain, 2), instance.operands(SHAPES[rank], 5))
+        if tuple(out.shape) != SHAPES[rank]:
+            return False
+    return True

@@ -1,0 +1,89 @@
+"""The task file of a transformers class: its standalone source, and a Model that makes and calls it."""
+
+import re
+
+HEAD = 64
+
+
+def sizes_at(usage, width):
+    """Every size for a width: the ratios of the library's defaults are kept, heads are 64 wide."""
+    heads = max(1, width // HEAD)
+    kinds = {
+        "width": lambda size: max(16, int(round(width * size["ratio"] / 16)) * 16),
+        "free": lambda size: width,
+        "heads": lambda size: max(1, int(heads * size["ratio"])),
+        "head_dim": lambda size: width // heads,
+    }
+    return {name: kinds[size["kind"]](size) for name, size in usage["sizes"].items()}
+
+
+def constants(usage, sizes, batch, tokens):
+    """Module constants in order: the shape's, then the sizes."""
+    values = {"batch_size": batch}
+    used = {extent for item in usage["inputs"] for extent in item["shape"]}
+    for extent, name, value in (("tokens", "sequence_length", tokens), ("side", "side", 14), ("image", "image_size", 64),
+                                ("head", "head_size", HEAD)):
+        if extent in used:
+            values[name] = value
+    return values | sizes
+
+
+def input_lines(usage):
+    """The items of the list that get_inputs returns."""
+    names = {"batch": "batch_size", "tokens": "sequence_length", "image": "image_size", "head": "head_size"}
+    return [
+        f"torch.{item['fill']}({', '.join(names.get(extent, extent) for extent in item['shape'])})"
+        for item in usage["inputs"]
+    ]
+
+
+def task_code(usage, source, header, sizes, batch, tokens):
+    """The whole file."""
+    init = [name for name, size in usage["sizes"].items() if size["kind"] != "free"]
+    attribute = attribute_name(usage["class"])
+    lines = [f"# {line}" for line in header] + ["import torch", "import torch.nn as nn"]
+    if re.search(r"\bF\.", source):
+        lines.append("import torch.nn.functional as F")
+    lines += usage["imports"]
+    if usage["config"] is not None:
+        lines.append("from types import SimpleNamespace")
+    lines += ["", "", source, "", "", "class Model(nn.Module):",
+              f'    """{usage["class"]} of the transformers library, on its own."""', ""]
+    lines.append(f"    def __init__({', '.join(['self', *init])}):")
+    lines.append("        super().__init__()")
+    arguments = ", ".join(f"{name}={text}" for name, text in usage["arguments"].items())
+    if usage["config"] is not None:
+        options = [f"{key}={key if key in usage['sizes'] else repr(value)}" for key, value in usage["config"].items()]
+        lines += wrapped("        config = SimpleNamespace(", options, ")")
+    lines.append(f"        self.{attribute} = {usage['class']}({arguments})")
+    names = [item["name"] for item in usage["inputs"]]
+    result = "" if usage["result"] is None else f"[{usage['result']}]"
+    lines += ["", f"    def forward({', '.join(['self', *names])}):",
+              f"        return self.{attribute}({usage['call']}){result}", "", ""]
+    lines += [f"{name} = {value}" for name, value in constants(usage, sizes, batch, tokens).items()]
+    lines += ["", "", "def get_inputs():", *wrapped("    return [", input_lines(usage), "]"), "", "",
+              "def get_init_inputs():", f"    return [{', '.join(init)}]", ""]
+    return "\n".join(lines)
+
+
+def wrapped(opening, items, closing):
+    """One line where it fits, else one item a line."""
+    line = opening + ", ".join(items) + closing
+    if len(line) <= 110:
+        return [line]
+    indent = " " * (len(opening) - len(opening.lstrip()) + 4)
+    return [opening, *(f"{indent}{item}," for item in items), indent[4:] + closing]
+
+
+def attribute_name(class_name):
+    words = {"MLP": "mlp", "Attention": "attention", "Norm": "norm", "Layer": "layer", "Block": "block"}
+    return next((name for word, name in words.items() if word in class_name), "module")
+
+
+def header_lines(row):
+    return [
+        f"{row['qualified'].rsplit('.', 1)[-1]} and what it needs, taken from {row['path']} of transformers "
+        f"{row['version']}.",
+        "Copyright the HuggingFace team and the authors named there; licensed under the Apache License, Version 2.0",
+        "(https://www.apache.org/licenses/LICENSE-2.0). Changed: reduced to the plain case, with a plain configuration.",
+    ]
