@@ -1,0 +1,118 @@
+# The project's commands. `make help` lists them; each sets up what it needs and is quick the second time.
+#
+# A set-up step is done when its stamp exists, and a stamp's name holds the digest of what the step reads: an edit of
+# a requirements file repeats the step, a touched or freshly checked-out file does not.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+VENV := .venv
+# Absolute: stages run in folders of their own.
+VENV_PYTHON := $(CURDIR)/$(VENV)/bin/python
+TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
+RELEASE := $(TARGET)/release/cuda-agent
+
+digest = $(shell cat $(1) | sha256sum | cut -c1-16)
+UV := $(VENV)/.uv-$(call digest,requirements-bootstrap.txt)
+RUNTIME := $(VENV)/.runtime-$(call digest,requirements.txt)
+DEV := $(VENV)/.dev-$(call digest,requirements.txt requirements-dev.txt)
+
+# The first interpreter that the lock files were made and tested for. `make PYTHON=…` overrides it.
+PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.13; do \
+	command -v $$name >/dev/null && $$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+	2>/dev/null && echo $$name && break; done)
+
+# pip's and uv's own download settings hold; uv is tried first because it is several times as fast, and pip has the
+# last word because it knows mirrors that only its configuration names.
+install = $(VENV_PYTHON) -m uv pip install --quiet --python $(VENV_PYTHON) --require-hashes -r $(1) || \
+	$(VENV_PYTHON) -m pip install --quiet --require-hashes -r $(1)
+
+# Stray bytecode beside the stages' sources would make cargo look at them again.
+export PYTHONDONTWRITEBYTECODE := 1
+
+.PHONY: help quickstart test test-rust test-python bench venv venv-dev build tools python-tools relock relock-python
+
+help: ## List the commands
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
+		while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
+
+quickstart: venv build ## Make a small dataset on the CPU: set up, build, run pipelines/quickstart.yaml
+	@$(RELEASE) run pipelines/quickstart.yaml
+
+test: test-rust test-python ## Everything that is checked before a change lands
+	@echo "All checks passed."
+
+test-rust: venv-dev tools
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
+	cargo test --workspace --locked --quiet
+
+test-python: venv-dev tools
+	cargo build --workspace --locked --quiet
+	CUDA_AGENT_BIN=$(abspath $(TARGET))/debug/cuda-agent PYTHONPATH=stages/protocol/python \
+		$(VENV_PYTHON) -m pytest -q -p no:cacheprovider --import-mode=importlib stages tests/python
+
+bench: build ## Compare with ninja, DVC and Snakemake; `BENCH="--quick"` leaves out the slow peers
+	python3 bench/run.py --binary $(RELEASE) $(BENCH)
+
+venv: $(RUNTIME) ## The Python environment of the stages, in .venv
+venv-dev: $(DEV) ## The same with what the tests need
+
+$(UV):
+	@$(MAKE) --no-print-directory python-tools
+	@echo "Making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-bootstrap.txt
+	@rm -f $(VENV)/.uv-*
+	@touch $@
+
+$(RUNTIME): | $(UV)
+	@echo "Installing torch and transformers into $(VENV) (about 2.5 GB to download, once)"
+	@$(call install,requirements.txt)
+	@rm -f $(VENV)/.runtime-*
+	@touch $@
+
+$(DEV): $(RUNTIME)
+	@echo "Installing what the tests need into $(VENV)"
+	@$(call install,requirements-dev.txt)
+	@rm -f $(VENV)/.dev-*
+	@touch $@
+
+build: tools ## The release binary, target/release/cuda-agent
+	@cargo build --release --locked --quiet
+
+relock: ## Accept changed stage sources after a version bump (SAME_RESULTS=1: they give the same results)
+	@cargo run --quiet --package cuda-agent-ops --example relock -- $(if $(SAME_RESULTS),--same-results)
+
+# Universal locks: one file for every Python and platform that the wheels exist for.
+compile = $(VENV_PYTHON) -m uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \
+	--generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links
+relock-python: $(UV) ## Lock the requirements*.in files anew (UPGRADE=1: with the newest versions)
+	$(compile) $(if $(UPGRADE),--upgrade) requirements-bootstrap.in -o requirements-bootstrap.txt
+	$(compile) $(if $(UPGRADE),--upgrade) requirements.in -o requirements.txt
+	$(compile) $(if $(UPGRADE),--upgrade) requirements-dev.in -c requirements.txt -o requirements-dev.txt
+
+# What must be on the machine; each missing piece is named with what provides it, all of a kind at once.
+tools:
+	@missing=0; \
+	need() { command -v "$$1" >/dev/null || { echo "missing: $$1 ($$2)" >&2; missing=1; }; }; \
+	need cargo "the Rust toolchain, 1.95 or newer, as rustup installs it"; \
+	need gcc "Debian, Ubuntu: apt install gcc"; \
+	need g++ "torch.compile builds C++; Debian, Ubuntu: apt install g++"; \
+	need python3 "Debian, Ubuntu: apt install python3 python3-venv python3-dev"; \
+	exit $$missing
+
+# What the interpreter must have, looked at only while there is no environment yet.
+python-tools: tools
+	@python=$(PYTHON); \
+	if [ -z "$$python" ]; then \
+		echo "missing: Python 3.11, 3.12 or 3.13 (python3 is $$(python3 --version 2>&1)); requirements.txt is locked" \
+			"for these. Name another one with: make PYTHON=/path/to/python3.12" >&2; exit 1; \
+	fi; \
+	$$python -c 'import ensurepip' 2>/dev/null || { \
+		echo "missing: the venv module of $$python (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }; \
+	$$python -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null || { \
+		echo "missing: Python.h of $$python, which torch.compile includes (Debian, Ubuntu: apt install python3-dev)" >&2; \
+		exit 1; }

@@ -1,0 +1,284 @@
+//! The dataset card: a README.md with the front matter that the Hugging Face Hub and `datasets` read.
+//!
+//! Every figure is counted from the rows that are published or quoted from the report of `ops/filter`; what was not
+//! recorded is said not to be known rather than guessed.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use arrow::array::{Array, AsArray, RecordBatch, StringArray};
+use arrow::datatypes::{DataType, Float64Type};
+use cuda_agent_protocol::ProgramError;
+use serde_json::{Map, Value};
+
+use super::select::{PAPER_ROWS, Shortfall};
+use super::table::RELEASED;
+
+/// What a card is written from.
+pub struct Card<'a> {
+    /// Heading.
+    pub title: &'a str,
+    /// As the Hub abbreviates it.
+    pub licence: &'a str,
+    /// The released columns.
+    pub samples: &'a RecordBatch,
+    /// The further columns of the same rows.
+    pub measurements: &'a RecordBatch,
+    /// Bytes of the samples' Parquet file.
+    pub download_size: usize,
+    /// Rows that there were to choose from.
+    pub considered: usize,
+    /// Categories that could not fill their share.
+    pub short: &'a [Shortfall],
+    /// What ops/filter said.
+    pub report: Option<&'a Map<String, Value>>,
+}
+
+/// Reads `report.json` of a report folder, where it has one.
+pub fn read_report(folder: &Path) -> Result<Option<Map<String, Value>>, ProgramError> {
+    let path = folder.join("report.json");
+    let complain = |error: &dyn std::fmt::Display| ProgramError::input(format!("{}: {error}", path.display()));
+    match fs::read(&path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| complain(&error)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(complain(&error)),
+    }
+}
+
+impl Card<'_> {
+    /// The whole file.
+    pub fn text(&self) -> String {
+        let sections = [
+            self.front_matter(),
+            self.introduction(),
+            self.categories(),
+            self.columns(),
+            self.filters(),
+            self.circumstances(),
+            self.limits(),
+        ];
+        sections.join("\n")
+    }
+
+    fn front_matter(&self) -> String {
+        let rows = self.samples.num_rows();
+        let mut features = String::new();
+        for name in RELEASED {
+            let _ = write!(features, "  - name: {name}\n    dtype: string\n");
+        }
+        format!(
+            "---\n\
+             license: {licence}\n\
+             pretty_name: {title}\n\
+             task_categories:\n- text-generation\n\
+             tags:\n- code\n- cuda\n- pytorch\n\
+             size_categories:\n- {size}\n\
+             configs:\n\
+             - config_name: default\n  default: true\n  data_files:\n  - split: train\n    path: data/train-*.parquet\n\
+             - config_name: measurements\n  data_files:\n  - split: train\n    path: measurements/train-*.parquet\n\
+             dataset_info:\n\
+             - config_name: default\n  features:\n{features}  \
+             splits:\n  - name: train\n    num_bytes: {bytes}\n    num_examples: {rows}\n  \
+             download_size: {download}\n  dataset_size: {bytes}\n\
+             ---\n",
+            licence = quoted(self.licence),
+            title = quoted(self.title),
+            size = size_category(rows),
+            bytes = text_bytes(self.samples),
+            download = self.download_size,
+        )
+    }
+
+    fn introduction(&self) -> String {
+        let rows = self.samples.num_rows();
+        let title = self.title;
+        format!(
+            "# {title}\n\n\
+             {rows} reference problems for writing CUDA kernels: each is a Python file with a PyTorch module to be made \
+             faster. The data is synthesised by the recipe of the paper *CUDA Agent: Large-Scale Agentic RL for \
+             High-Performance CUDA Kernel Generation* (arXiv 2602.24286): operators crawled from the installed `torch` \
+             and `transformers` libraries, up to five torch operators stacked in sequence, transformers classes as they \
+             are, each problem executed and filtered. It has the columns of the released set, but none of its rows.\n\n\
+             ```python\n\
+             from datasets import load_dataset\n\
+             tasks = load_dataset(\"path/to/this/folder\", split=\"train\")\n\
+             measurements = load_dataset(\"path/to/this/folder\", \"measurements\", split=\"train\")  # the same rows\n\
+             ```\n"
+        )
+    }
+
+    fn categories(&self) -> String {
+        let mut counts: BTreeMap<&str, usize> = PAPER_ROWS.iter().map(|(category, _)| (*category, 0)).collect();
+        for category in strings(self.samples, "data_source").iter().flatten() {
+            *counts.entry(category).or_default() += 1;
+        }
+        let rows = self.samples.num_rows();
+        let mut text = format!("## Categories\n\n{rows} of {} tasks that passed are published.\n\n", self.considered);
+        text += "| `data_source` | rows | share | share in the paper |\n|---|---:|---:|---:|\n";
+        for (category, count) in counts {
+            let paper = PAPER_ROWS.iter().find(|(name, _)| *name == category);
+            let paper = paper.map_or("–".to_owned(), |(_, rows)| format!("{:.2} %", rows / 60.0));
+            let share = 100.0 * count as f64 / rows.max(1) as f64;
+            let _ = writeln!(text, "| {} | {count} | {share:.2} % | {paper} |", cell(category));
+        }
+        for Shortfall { category, wanted, found } in self.short {
+            let _ = write!(text, "\nThe share of {} asked for {wanted} rows, {found} passed.\n", cell(category));
+        }
+        text
+    }
+
+    fn columns(&self) -> String {
+        let mut text = "## Columns\n\n\
+             | column | content |\n|---|---|\n\
+             | `ops` | the operators, a JSON list as text |\n\
+             | `data_source` | the category: `torch#N` for N stacked operators, or `transformers` |\n\
+             | `code` | a Python file: `class Model(nn.Module)`, `get_inputs()`, `get_init_inputs()` |\n\n\
+             The configuration `measurements` has in row i what is known of row i of the default one:\n"
+            .to_owned();
+        let names: Vec<String> =
+            self.measurements.schema().fields().iter().map(|field| format!("`{}`", field.name())).collect();
+        let _ = writeln!(text, "{}.", names.join(", "));
+        let figures = figures(self.measurements);
+        if !figures.is_empty() {
+            let _ = write!(text, "\n| figure | least | median | most |\n|---|---:|---:|---:|\n{figures}");
+        }
+        text
+    }
+
+    fn filters(&self) -> String {
+        let Some(report) = self.report else {
+            return "## Filters\n\nNo filter report was given to this dataset.\n".to_owned();
+        };
+        let mut text = "## Filters\n\n".to_owned();
+        outline(&mut text, report, 0);
+        text
+    }
+
+    fn circumstances(&self) -> String {
+        let constants = constants(self.measurements);
+        if constants.is_empty() {
+            return "## Measured on\n\nHardware and versions were not recorded.\n".to_owned();
+        }
+        let mut text = "## Measured on\n\nThe same for every row:\n\n| | |\n|---|---|\n".to_owned();
+        for (name, value) in constants {
+            let _ = writeln!(text, "| `{name}` | {} |", cell(&value));
+        }
+        text
+    }
+
+    fn limits(&self) -> String {
+        let decontaminated = self.report.is_some_and(is_decontaminated);
+        let mut text = "## Known limits\n\n\
+             - Times belong to the device above; on another one a task may leave the time range it was filtered by.\n\
+             - The problems are synthetic: they are not the paper's 6,000, whose operator lists, prompts and seeds are \
+             not public.\n\
+             - Weights are initialised at random by the module's own rules; no pretrained weight is used.\n"
+            .to_owned();
+        if !decontaminated {
+            text += "- Not decontaminated: no benchmark was given to compare with, so a task may resemble one of \
+                     KernelBench.\n";
+        }
+        text
+    }
+}
+
+/// Text as a YAML scalar. JSON's quoting is YAML's.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+    let starts_well = text.starts_with(|c: char| c.is_ascii_alphabetic());
+    let is_word = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_lowercase().as_str());
+    if starts_well && text.chars().all(plain) && !is_word { text.to_owned() } else { Value::from(text).to_string() }
+}
+
+/// Text as the cell of a Markdown table.
+fn cell(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('|', "\\|").replace(['\n', '\r'], " ").replace('<', "&lt;")
+}
+
+fn size_category(rows: usize) -> &'static str {
+    match rows {
+        0..1_000 => "n<1K",
+        1_000..10_000 => "1K<n<10K",
+        10_000..100_000 => "10K<n<100K",
+        _ => "100K<n<1M",
+    }
+}
+
+fn strings<'a>(batch: &'a RecordBatch, name: &str) -> &'a StringArray {
+    batch.column_by_name(name).expect("samples have the released columns").as_string()
+}
+
+/// What `datasets` counts: the text, and an offset of four bytes each.
+fn text_bytes(samples: &RecordBatch) -> usize {
+    let column = |name: &&str| strings(samples, name).iter().flatten().map(|value| value.len() + 4).sum::<usize>();
+    RELEASED.iter().map(column).sum()
+}
+
+/// Least, median and most of every column of numbers that has some.
+fn figures(batch: &RecordBatch) -> String {
+    let mut text = String::new();
+    for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
+        if field.data_type() != &DataType::Float64 {
+            continue;
+        }
+        let mut values: Vec<f64> = column.as_primitive::<Float64Type>().iter().flatten().collect();
+        values.retain(|value| value.is_finite());
+        values.sort_by(f64::total_cmp);
+        if let (Some(least), Some(most)) = (values.first(), values.last()) {
+            let median = values[values.len() / 2];
+            let _ = writeln!(text, "| `{}` | {} | {} | {} |", field.name(), short(*least), short(median), short(*most));
+        }
+    }
+    text
+}
+
+/// Four significant digits.
+fn short(value: f64) -> String {
+    if value != 0.0 && !(1e-3..1e6).contains(&value.abs()) {
+        return format!("{value:.3e}");
+    }
+    let digits = if value == 0.0 { 0 } else { (3 - value.abs().log10().floor() as i32).max(0) as usize };
+    format!("{value:.digits$}")
+}
+
+/// Text columns with one value in every row: device, versions, and whatever else was the same throughout.
+fn constants(batch: &RecordBatch) -> Vec<(String, String)> {
+    let mut constants = Vec::new();
+    for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
+        if field.data_type() != &DataType::Utf8 || field.name() == "data_source" || column.null_count() > 0 {
+            continue;
+        }
+        let values = column.as_string::<i32>();
+        if let Some(Some(first)) = values.iter().next()
+            && values.iter().all(|value| value == Some(first))
+        {
+            constants.push((field.name().clone(), first.to_owned()));
+        }
+    }
+    constants
+}
+
+/// The report as a nested list.
+fn outline(text: &mut String, values: &Map<String, Value>, depth: usize) {
+    for (name, value) in values {
+        let indent = "  ".repeat(depth);
+        match value {
+            Value::Object(inner) => {
+                let _ = writeln!(text, "{indent}- {name}:");
+                outline(text, inner, depth + 1);
+            }
+            Value::String(word) => {
+                let _ = writeln!(text, "{indent}- {name}: {}", cell(word));
+            }
+            other => {
+                let _ = writeln!(text, "{indent}- {name}: {other}");
+            }
+        }
+    }
+}
+
+fn is_decontaminated(report: &Map<String, Value>) -> bool {
+    report.get("decontaminated").and_then(Value::as_bool).unwrap_or(false)
+}
