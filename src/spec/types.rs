@@ -9,6 +9,8 @@ use cuda_agent_protocol::Manifest;
 use cuda_agent_protocol::manifest::Resources;
 use serde_json::Value;
 
+use super::document::Location;
+
 /// A pipeline that is ready to be planned.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
@@ -65,8 +67,8 @@ pub struct Stage {
     pub secrets: Vec<String>,
     /// How many rows of a by-row stage may fail without failing the stage.
     pub allow_failed_rows: u64,
-    /// `file:line:column` of the stage, for messages.
-    pub location: String,
+    /// `file:line:column` of the stage, for messages: found out when it is shown.
+    pub location: Location,
 }
 
 /// The command of a `uses: run` stage.
