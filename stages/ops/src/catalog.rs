@@ -31,7 +31,8 @@ pub enum Entry {
     /// Files to unpack before the manifest's `run:` is started.
     Files {
         /// Their paths from a common root, and their contents. The manifest, the protocol's Python twin and every
-        /// shared helper are among them, at their places in the repository.
+        /// shared helper are among them, at their places in the repository; Python programs import them by bare name,
+        /// so each folder with a Python file belongs on the module path.
         files: &'static [(&'static str, &'static [u8])],
         /// The manifest's folder below that root: words of `run:` that name files are relative to it.
         folder: &'static str,
@@ -49,7 +50,7 @@ pub enum Identity {
 
 /// The kinds: a folder of this crate, and the function where the program is Rust. To add a kind, make its folder and
 /// add a line.
-const KINDS: &[(&str, Option<fn() -> u8>)] = &[("publish", Some(publish::main))];
+const KINDS: &[(&str, Option<fn() -> u8>)] = &[("crawl", None), ("synthesize", None), ("publish", Some(publish::main))];
 
 /// What the build script writes of a folder.
 pub(crate) struct Embedded {
