@@ -293,13 +293,13 @@ for _digits, _rank in ((1, 3), (2, 4), (3, 5)):
     _kernel = ["kernel_size"] * _digits
     STRUCTURED[f"torch.nn.functional.conv{_digits}d"] = [draft(
         f"F.conv{_digits}d({{x}}, {{weight}}, padding={{padding}})", ranks=[_rank],
-        symbols={"kernel_size": {**pick(1, 3), "literal": True}, "out_channels": {**WIDTHS, "literal": True},
+        symbols={"kernel_size": pick(1, 3), "out_channels": WIDTHS,
                  "padding": {"choices": "[kernel_size // 2]"}},
         operands=[operand("weight", ["out_channels", "shape[1]", *_kernel], roles=["parameter"],
                           scale=f"(shape[1] * kernel_size ** {_digits}) ** -0.5")])]
     STRUCTURED[f"torch.nn.functional.conv_transpose{_digits}d"] = [draft(
         f"F.conv_transpose{_digits}d({{x}}, {{weight}}, stride={{stride}})", ranks=[_rank],
-        symbols={"kernel_size": {**pick(2, 3), "literal": True}, "out_channels": {**WIDTHS, "literal": True},
+        symbols={"kernel_size": pick(2, 3), "out_channels": WIDTHS,
                  "stride": pick(2)},
         operands=[operand("weight", ["shape[1]", "out_channels", *_kernel], roles=["parameter"],
                           scale=f"(shape[1] * kernel_size ** {_digits}) ** -0.5")])]

@@ -1,0 +1,356 @@
+"""Composes one torch task: operators in sequence, each tried on a small batch before the next is chosen.
+
+The extents of a task's tensors are as in the finished task except for the batch, which is small while composing, so
+what is seen here (spread, sensitivity, conditioning) holds for the task. An operator is taken back where its output is
+not finite, hardly varies, hardly depends on one of the inputs, equals an earlier value, or is ill-conditioned.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from operator_binding import NotApplicable, bind
+
+TRIAL_BATCH = 3
+ABSOLUTE = RELATIVE = 1e-2  # the tolerance of verdicts: what agrees to it counts as equal
+MOST_PER_SAMPLE = 600_000
+MOST_WEIGHTS = 3_000_000
+
+FAMILY_WEIGHTS = {
+    "convolution": 14, "linear": 7, "matmul": 9, "normalization": 10, "activation": 12, "elementwise": 14, "pooling": 8,
+    "reduction": 8, "softmax": 5, "resampling": 5, "padding": 4, "loss": 4, "scan": 4, "recurrent": 2, "attention": 3,
+    "embedding": 2, "arrangement": 4, "similarity": 2, "ordering": 2, "gating": 3,
+}
+# Two of one of these in a row, or a norm after a softmax, is redundant or washes the signal out.
+NO_NEIGHBOURS = [
+    {"activation"}, {"softmax", "normalization"}, {"padding"}, {"pooling", "reduction"}, {"scan"}, {"arrangement"},
+    {"ordering"}, {"resampling"},
+]
+ATTRIBUTES = {
+    "convolution": "conv", "linear": "linear", "normalization": "norm", "activation": "activation", "pooling": "pool",
+    "recurrent": "rnn", "attention": "attention", "embedding": "embedding", "loss": "loss", "padding": "pad",
+    "softmax": "softmax", "resampling": "resample", "gating": "gate", "similarity": "similarity",
+    "arrangement": "shuffle",
+}
+DIMENSIONS = {
+    2: ("features",), 3: ("channels", "length"), 4: ("channels", "height", "width"),
+    5: ("channels", "depth", "height", "width"),
+}
+SIZES = {
+    2: ([256, 384, 512, 768, 1024, 2048, 4096],),
+    3: ([16, 24, 32, 48, 64, 96, 128], [32, 48, 64, 96, 128, 192, 256, 384]),
+    4: ([8, 16, 24, 32, 48, 64], [12, 14, 16, 20, 24, 28, 32, 40], None),
+    5: ([4, 8, 12, 16], [6, 8, 10, 12], [8, 10, 12, 16], None),
+}
+INDEX_LENGTHS = [16, 24, 32, 48, 64]
+RANK_WEIGHTS = {2: 3, 3: 4, 4: 5, 5: 1}
+SOURCES = {
+    "randn": "torch.randn({})", "rand": "torch.rand({})", "positive": "torch.rand({}) + 0.5",
+    "unit": "torch.rand({}) * 1.8 - 0.9", "above_one": "torch.rand({}) + 1.1",
+    "sign": "torch.randint(0, 2, ({})) * 2.0 - 1.0",
+}
+
+
+class Extent(int):
+    """A size that remembers the name of the constant that holds it."""
+
+    def __new__(cls, value, text):
+        extent = super().__new__(cls, value)
+        extent.text = text
+        return extent
+
+
+def text_of(value):
+    return getattr(value, "text", None) or repr(value)
+
+
+class Unsuitable(Exception):
+    """This operator does not go here."""
+
+
+@dataclass
+class Step:
+    """One operator of the chain, settled."""
+
+    operator: str
+    bound: object
+    in_shape: tuple
+    out_shape: tuple
+    weights: int
+    init: list
+    call: str
+
+
+@dataclass
+class Chain:
+    """A task in the making."""
+
+    shape: tuple
+    constants: dict = field(default_factory=dict)
+    steps: list = field(default_factory=list)
+    inputs: list = field(default_factory=list)  # (name, text of the tensor's making)
+    streams: list = field(default_factory=list)  # per step: values for inputs A, for inputs B, for A slightly moved
+    attributes: set = field(default_factory=set)
+    known_low: float | None = None
+    module: nn.Module = field(default_factory=nn.Module)
+
+    @property
+    def families(self):
+        return [step.bound.usage["family"] for step in self.steps]
+
+
+def compose(rng, operators, length):
+    """A chain of `length` operators, or None where this attempt found none."""
+    by_family = {}
+    for row in operators:
+        by_family.setdefault(row["family"], []).append(row)
+    chain = None
+    for position in range(length):
+        for _ in range(14):
+            try:
+                row, usage = draw(rng, by_family, chain, position, position == length - 1)
+                chain = begin(rng, usage) if chain is None or position == 0 else chain
+                extend(rng, chain, row, usage, position == length - 1)
+                break
+            except (Unsuitable, NotApplicable):
+                continue
+        else:
+            return None
+    return chain
+
+
+def draw(rng, by_family, chain, position, last):
+    """An operator and one of its usages, by the weights of the families."""
+    families = [name for name in sorted(by_family) if allowed_family(name, chain, position, last)]
+    family = rng.choices(families, [FAMILY_WEIGHTS.get(name, 3) for name in families])[0]
+    row = rng.choice(by_family[family])
+    usage = rng.choice(row["usages"]) | {"family": family}
+    if position and row["operator"] in [step.operator for step in chain.steps]:
+        raise Unsuitable("twice")
+    if position and (usage["input"] == "index" or not usage["smooth"] or len(chain.shape) not in usage["ranks"]):
+        raise Unsuitable("does not fit")
+    if position and usage["domain"] != "any" and not (chain.known_low or 0) > {"above_one": 1.0}.get(usage["domain"], 0.01):
+        raise Unsuitable("domain")
+    return row, usage
+
+
+def allowed_family(name, chain, position, last):
+    if name == "loss" and not last:
+        return False
+    if position == 0:
+        return True
+    before = chain.families[-1]
+    if name == "embedding":
+        return False
+    return not any({name, before} <= group for group in NO_NEIGHBOURS)
+
+
+def begin(rng, usage):
+    """A stream of a shape that suits the first operator."""
+    rank = rng.choices(usage["ranks"], [RANK_WEIGHTS[rank] for rank in usage["ranks"]])[0]
+    chain = Chain(())
+    if usage["input"] == "index":
+        names, sizes = ("length",), [rng.choice(INDEX_LENGTHS)]
+    else:
+        names, sizes = DIMENSIONS[rank], []
+        for options in SIZES[rank]:
+            sizes.append(rng.choice(options) if options else sizes[-1])
+    chain.constants["batch_size"] = TRIAL_BATCH
+    for name, size in zip(names, sizes):
+        chain.constants[name] = size
+    chain.shape = (Extent(TRIAL_BATCH, "batch_size"), *(Extent(s, n) for n, s in zip(names, sizes)))
+    return chain
+
+
+# ---- one step
+
+def extend(rng, chain, row, usage, last):
+    """Append an operator to the chain after trying it; leaves the chain as it was where it does not fit."""
+    bound = bind(usage, chain.shape, lambda options, _symbol: rng.choice(options), rng.choice)
+    constants = dict(chain.constants)
+    name_symbols(bound, constants, chain.attributes)
+    inputs = list(chain.inputs)
+    if not chain.steps:
+        inputs.append(("x", stream_text(rng, usage, bound, chain.shape)))
+    fresh_inputs = name_operands(bound, inputs, chain)
+    attribute = None
+    attributes = set(chain.attributes)
+    init = [f"self.{name} = {name}" for name in kept_arguments(bound, attributes)]
+    if usage["construct"]:
+        attribute = unique(ATTRIBUTES.get(usage["family"], "layer"), attributes)
+        attributes.add(attribute)
+        init.append(bound.construct_line(attribute))
+    for operand in bound.operands:
+        if operand.role == "parameter":
+            parameter = bound.names[operand.name] = unique(operand.name, attributes | set(constants))
+            attributes.add(parameter)
+            init.append(f"self.{parameter} = nn.Parameter({tensor_text(operand, chain)})")
+    call = bound.call_text("x", attribute)
+    trial = Trial(chain, constants, init, call, inputs, fresh_inputs)
+    out = trial.run(usage, last)
+    chain.constants, chain.inputs, chain.attributes = constants, inputs, attributes
+    step = Step(row["operator"], bound, chain.shape, tuple(out.shape), trial.weights, init, call)
+    chain.steps.append(step)
+    chain.streams.append(trial.outputs)
+    chain.known_low = usage["bounds"][0]
+    chain.shape = named_shape(out.shape, chain.shape, bound)
+
+
+def name_symbols(bound, constants, attributes):
+    """Each symbol's constant: an existing one where the value is a named extent, else a new one."""
+    for symbol, value in bound.values.items():
+        if bound.is_literal(symbol):
+            continue
+        name = getattr(value, "text", None)
+        if name is None:
+            name = unique(symbol, attributes | set(constants))
+            constants[name] = value
+        bound.names[symbol] = name
+
+
+def kept_arguments(bound, attributes):
+    """Init arguments that the call reads, which become attributes of the same name."""
+    names = [bound.names[symbol] for symbol in bound.attributes() if bound.names[symbol] not in attributes]
+    attributes.update(names)
+    return names
+
+
+def unique(name, taken):
+    number = 2
+    chosen = name
+    while chosen in taken:
+        chosen, number = f"{name}_{number}", number + 1
+    return chosen
+
+
+def stream_text(rng, usage, bound, shape):
+    extents = ", ".join(text_of(extent) for extent in shape)
+    if usage["input"] == "index":
+        return f"torch.randint(0, {bound.names['num_embeddings']}, ({extents}))"
+    source = usage["domain"]
+    if source == "any":
+        source = "randn" if rng.random() < 0.75 else "rand"
+    return SOURCES[source].format(extents)
+
+
+def name_operands(bound, inputs, chain):
+    """Forward arguments for operands that are inputs; returns the new ones' names."""
+    fresh = []
+    taken = {name for name, _ in inputs} | {"x"}
+    for operand in bound.operands:
+        if operand.role == "input":
+            name = bound.names[operand.name] = unique(operand.name, taken)
+            taken.add(name)
+            fresh.append(name)
+            inputs.append((name, tensor_text(operand, chain)))
+    return fresh
+
+
+def tensor_text(operand, chain):
+    extents = ", ".join(text_of(extent) for extent in operand.shape)
+    if operand.fill.startswith("index"):
+        classes = text_of(chain.shape[1])
+        return f"torch.randint(0, {classes}, ({extents}{',' if len(operand.shape) == 1 else ''}))"
+    if operand.fill == "sign" and len(operand.shape) == 1:
+        extents += ","
+    text = SOURCES[operand.fill].format(extents)
+    return text if operand.scale == 1.0 else f"{text} * {operand.scale:.4g}"
+
+
+def named_shape(out, before, bound):
+    """Names for the extents of an output: kept where nothing changed, or the symbol that set them."""
+    widths = {
+        int(value): bound.names[symbol] for symbol, value in bound.values.items()
+        if symbol in ("out_channels", "out_features", "hidden_size", "embedding_dim") and symbol in bound.names
+    }
+    shape = [before[0]]
+    for index, extent in enumerate(out[1:], start=1):
+        if len(out) == len(before) and extent == before[index]:
+            shape.append(before[index])
+        elif extent in widths:
+            shape.append(Extent(extent, widths[extent]))
+        else:
+            shape.append(extent)
+    return tuple(shape)
+
+
+# ---- trying a step
+
+class Trial:
+    """Runs one more operator on the chain's small batch."""
+
+    def __init__(self, chain, constants, init, call, inputs, fresh):
+        self.chain, self.call, self.fresh, self.inputs = chain, call, fresh, dict(inputs)
+        self.names = {"torch": torch, "nn": nn, "F": F, **constants, "self": nn.Module()}
+        self.init, self.outputs, self.weights = init, (), 0
+
+    def run(self, usage, last):
+        torch.manual_seed(17)
+        try:
+            for line in self.init:
+                exec(line, self.names)
+            streams = self._streams()
+            operands = [{name: eval(self.inputs[name], self.names) for name in self.fresh} for _ in range(2)]
+            with torch.no_grad():
+                first, other, moved = (self._call(x, operands[0]) for x in streams)
+                changed = [self._call(streams[0], {**operands[0], name: operands[1][name]}) for name in self.fresh]
+        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, AssertionError) as error:
+            raise Unsuitable(str(error)) from error
+        self.weights = sum(p.numel() for p in self.names["self"].parameters())
+        self._judge(first, other, moved, changed, streams, last)
+        self.outputs = (first, other, moved)
+        return first
+
+    def _streams(self):
+        """Values for two different inputs, and for the first moved by about a rounding error."""
+        if self.chain.streams:
+            return self.chain.streams[-1]
+        first, other = eval(self.inputs["x"], self.names), eval(self.inputs["x"], self.names)
+        if not first.is_floating_point():
+            return first, other, first
+        return first, other, first + 1e-6 * torch.randn_like(first)
+
+    def _call(self, x, operands):
+        return eval(self.call, {**self.names, "x": x, **operands})
+
+    def _judge(self, out, other, moved, changed, streams, last):
+        if not isinstance(out, torch.Tensor) or out.dtype != torch.float32 or out.shape[0] != TRIAL_BATCH:
+            raise Unsuitable("shape")
+        if out.numel() // TRIAL_BATCH > MOST_PER_SAMPLE or self.weights > MOST_WEIGHTS or (out.dim() < 2 and not last):
+            raise Unsuitable("size")
+        if not torch.isfinite(out).all() or not torch.isfinite(other).all() or float(out.abs().max()) > 1e3:
+            raise Unsuitable("magnitude")
+        if not varies(out) or not varies(other):
+            raise Unsuitable("hardly varies")
+        if far_share(out, other) < 0.5:
+            raise Unsuitable("hardly depends on the input")
+        if any(far_share(out, replaced) < 0.3 for replaced in changed):
+            raise Unsuitable("hardly depends on an operand")
+        if far_share(out, moved, 1e-3) > 0.001:
+            raise Unsuitable("ill-conditioned")
+        earlier = [streams[0], *(values[0] for values in self.chain.streams)]
+        if any(past.shape == out.shape and far_share(out, past) < 0.05 for past in earlier):
+            raise Unsuitable("equals an earlier value")
+
+
+def far_share(first, second, tolerance=ABSOLUTE):
+    """The share of elements that a verdict would tell apart."""
+    if first.shape != second.shape:
+        return 1.0
+    return float(((first - second).abs() > tolerance + tolerance * second.abs()).float().mean())
+
+
+def varies(values):
+    """Whether the values spread, and no single one of them makes up most."""
+    flat = values.flatten()
+    if flat.numel() > 20_000:
+        flat = flat[:: flat.numel() // 20_000]
+    spread, centre = float(flat.std()), float(flat.mean().abs())
+    if not math.isfinite(spread) or spread < 0.03 or spread < 0.02 * centre:
+        return False
+    step = max(spread * 1e-3, 1e-6)
+    counts = torch.unique((flat / step).round(), return_counts=True)[1]
+    return float(counts.max()) < 0.7 * flat.numel()
