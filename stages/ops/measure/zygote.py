@@ -1,0 +1,289 @@
+"""A process that has torch and its compiler warm, and forks a worker for each task.
+
+`import torch` costs 2 s and the first `torch.compile` of a process another 15 to 25; a fork of a process that has
+both costs 10 ms. Forking is safe only from a process with one thread, so nothing here may start another: one torch
+thread (no OpenMP team), no OpenBLAS threads, compilation in-process, no progress-bar monitor. The zygote never touches
+CUDA, since a context does not survive a fork.
+
+A worker is three processes deep:
+
+    zygote - keeper (makes the namespaces, waits) - first (process 1 of its namespace, waits) - the task
+
+When `first` ends, by itself or killed by the supervisor, the kernel ends all that the task has started.
+It is driven over a socket: the first message asks for warmth, every other one carries a job and two descriptors.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import isolation
+
+RESULT_DESCRIPTOR = 3
+MESSAGE_BYTES = 1 << 16
+KEEPER_FAILED = 251
+FIRST_FAILED = 252
+
+
+def warm_up(request):
+    """Import torch, compile something small, and say what is there."""
+    import torch
+
+    torch.set_num_threads(1)
+    answer = {"torch": torch.__version__, "cuda_built": torch.version.cuda is not None}
+    import task_worker  # noqa: F401  imported here so that workers find it loaded
+
+    if request["compile"]:
+        started = time.perf_counter()
+        warm_up_compiler(torch)
+        answer["compile_warm_up_s"] = time.perf_counter() - started
+    answer["threads"] = len(os.listdir("/proc/self/task"))
+    return answer
+
+
+def warm_up_compiler(torch):
+    import tqdm
+
+    # torch.fx draws a progress bar, whose monitor would be a second thread.
+    tqdm.tqdm.monitor_interval = 0
+    import torch._dynamo
+    import torch._inductor.compile_fx  # noqa: F401
+
+    class Sample(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution = torch.nn.Conv2d(3, 8, 3)
+            self.normalisation = torch.nn.BatchNorm2d(8)
+            self.linear = torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            x = torch.relu(self.normalisation(self.convolution(x))).mean((2, 3))
+            return torch.softmax(self.linear(x), -1).sum(-1)
+
+    plain_call = subprocess.check_call
+    subprocess.check_call = fork_instead_of_python(plain_call)
+    try:
+        with torch.no_grad():
+            torch.compile(Sample().eval())(torch.randn(2, 3, 8, 8))
+    finally:
+        subprocess.check_call = plain_call
+    torch._dynamo.reset()
+
+
+def fork_instead_of_python(plain_call):
+    """The compiler probes each vector instruction set in a Python child that imports torch anew, 2 s each, six in a
+    row. A fork of this process already has torch, and an illegal instruction there is as harmless here."""
+
+    def call(command, *args, **kwargs):
+        if not (isinstance(command, list) and command[:2] == [sys.executable, "-c"] and len(command) == 3):
+            return plain_call(command, *args, **kwargs)
+        child = os.fork()
+        if child == 0:
+            try:
+                exec(command[2], {"__name__": "__main__"})
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status != 0:
+            raise subprocess.CalledProcessError(status, command)
+        return 0
+
+    return call
+
+
+def probe_cuda(_job, descriptor):
+    """Run in a worker: which GPU torch sees."""
+    import torch
+
+    name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    os.write(descriptor, (json.dumps({"device_name": name}) + "\n").encode())
+
+
+def probe_walls(_job, descriptor):
+    """Run in a worker: that one can be started at all."""
+    os.write(descriptor, b'{"walls": true}\n')
+
+
+def measure(job, descriptor):
+    import task_worker
+
+    task_worker.run(job, descriptor)
+
+
+ACTIONS = {"probe_cuda": probe_cuda, "probe_walls": probe_walls, "measure": measure}
+
+
+def exit_code(status):
+    """A child's end as a number that survives being an exit code itself: 128 + signal, as shells have it."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def close_descriptors(*, keep):
+    """Close every descriptor but the kept ones and the three standard ones."""
+    low = 3
+    for descriptor in sorted(keep):
+        os.closerange(low, descriptor)
+        low = descriptor + 1
+    os.closerange(low, 1 << 20)
+
+
+def keep_worker(job, result, noise):
+    """The keeper: makes the namespaces, then `first` in them, tells its process id, and waits for it."""
+    close_descriptors(keep=[result, noise])
+    isolation.offer_to_memory_killer()
+    isolation.set_dumpable(True)  # Else its own /proc/self/uid_map would be closed to it.
+    walls = job["walls"] and isolation.enter_namespaces()
+    isolation.die_with_parent()
+    if job["walls"] and not walls:
+        return KEEPER_FAILED
+    if not walls:
+        isolation.adopt_orphans()
+    gate, gate_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(gate_end)
+        run_guarded(lambda: run_first(job, result, noise, gate), FIRST_FAILED)
+    # The process id is the first line of the results: the task does not run before the gate opens.
+    os.write(result, (json.dumps({"first": child}) + "\n").encode())
+    os.write(gate_end, b"go")
+    close_descriptors(keep=[])
+    code = exit_code(os.waitpid(child, 0)[1])
+    end_orphans()
+    return code
+
+
+def end_orphans():
+    """Without a PID namespace, the task's stray children became the keeper's; end them."""
+    while True:
+        for child in children_of(os.getpid()):
+            os.kill(child, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def children_of(process):
+    try:
+        with open(f"/proc/{process}/task/{process}/children", encoding="ascii") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
+
+
+def run_first(job, result, noise, gate):
+    """The first process of the namespace: puts up the walls, starts the task, waits for it, ends everything."""
+    isolation.die_with_parent()
+    user = isolation.task_user(job["user"]) if job["walls"] else None
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_DFL)
+    if job["walls"]:
+        isolation.wall_off_file_system(job["scratch"], job["disk_limit"], user)
+    else:
+        isolation.adopt_orphans()
+    if os.read(gate, 2) != b"go":
+        return FIRST_FAILED
+    isolation.set_dumpable(False)  # The task must not reach this process's descriptors through /proc.
+    child = os.fork()
+    if child == 0:
+        run_guarded(lambda: run_task(job, result, noise, user), 1)
+    close_descriptors(keep=[])
+    isolation.drop_privileges()
+    while True:
+        ended, status = os.waitpid(-1, 0)
+        if ended == child:
+            return exit_code(status)
+
+
+def run_task(job, result, noise, user):
+    """The task's own process."""
+    arrange_descriptors(result, noise)
+    os.chdir(job["scratch"])
+    isolation.limit_resources(
+        data_bytes=None if job["device"] == "cuda" else job["memory_limit"],
+        file_bytes=job["disk_limit"],
+        cpu_seconds=int(job["time_limit_s"] * max(1, job["params"].get("threads", 1))) + 10,
+        processes=job["processes"],
+    )
+    if user is None or not isolation.become(user):
+        isolation.drop_privileges()
+    # A change of user undoes both of these.
+    isolation.die_with_parent()
+    isolation.set_dumpable(True)
+    os.environ.update(HOME=job["scratch"], USER="task", LOGNAME="task")
+    ACTIONS[job["action"]](job, RESULT_DESCRIPTOR)
+    return 0
+
+
+def arrange_descriptors(result, noise):
+    """Standard input is empty, both outputs go to the noise pipe, results to descriptor 3, and nothing else is
+    open. Programs that the task starts don't inherit the results' pipe."""
+    import fcntl
+
+    high_result, high_noise = (fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100) for descriptor in (result, noise))
+    empty = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.dup2(high_noise, 1)
+    os.dup2(high_noise, 2)
+    os.dup2(high_result, RESULT_DESCRIPTOR, inheritable=False)
+    close_descriptors(keep=[RESULT_DESCRIPTOR])
+
+
+def run_guarded(body, code_on_error):
+    """Run a forked process's body; it must never return into its parent's code."""
+    code = code_on_error
+    try:
+        code = body()
+    except BaseException as error:
+        try:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        except BaseException:
+            pass
+    finally:
+        os._exit(code)
+
+
+def start_worker(control, data, descriptors):
+    """Fork a keeper for a job, wait for its end and report it."""
+    job_descriptor, result, noise = descriptors
+    with os.fdopen(job_descriptor, "rb") as file:
+        job = json.loads(file.read())
+    child = os.fork()
+    if child == 0:
+        control.close()
+        run_guarded(lambda: keep_worker(job, result, noise), KEEPER_FAILED)
+    os.close(result)
+    os.close(noise)
+    code = exit_code(os.waitpid(child, 0)[1])
+    control.send(json.dumps({"ended": code}).encode())
+
+
+def main():
+    isolation.die_with_parent()
+    isolation.set_dumpable(False)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(control.fileno(), False)
+    request = json.loads(control.recv(MESSAGE_BYTES))
+    try:
+        answer = warm_up(request)
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()][:6]
+        control.send(json.dumps({"error": f"{type(error).__name__}: " + "\n".join(lines)}).encode())
+        return
+    control.send(json.dumps({"ready": answer}).encode())
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 3)
+        if not data:
+            return
+        start_worker(control, data, descriptors)
+
+
+if __name__ == "__main__":
+    main()
