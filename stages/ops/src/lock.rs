@@ -394,4 +394,43 @@ mod tests {
         let files = files_below(folder.path()).unwrap();
         assert_eq!(files, [folder.path().join("a.py"), folder.path().join("b/c.json")]);
     }
+
+    #[test]
+    fn an_edit_of_one_program_changes_one_kind() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("stages/ops/Cargo.toml", "[dependencies]\n");
+        write("stages/protocol/Cargo.toml", "[dependencies]\n");
+        write("stages/protocol/python/cuda_agent_stage.py", "");
+        write("stages/protocol/src/lib.rs", "");
+        write("Cargo.lock", "");
+        write("stages/ops/python/shared.py", "");
+        for name in ["a", "b"] {
+            let manifest = "version: 1.0.0\nrun: [python, x.py]\nsources: [x.py, ../python/shared.py]\n";
+            write(&format!("stages/ops/{name}/stage.yaml"), &format!("name: ops/{name}\n{manifest}"));
+            write(&format!("stages/ops/{name}/x.py"), "");
+        }
+        let manifest = "name: ops/c\nversion: 1.0.0\nrun: [cuda-agent]\nsources: [../src, ../../protocol/src]\n";
+        write("stages/ops/c/stage.yaml", manifest);
+        write("stages/ops/src/lib.rs", "");
+
+        let read = || read_kinds(&folder.path().join("stages/ops")).unwrap();
+        let lock = relock(&read(), &Lock::new(), false).unwrap();
+        let changed_by = |path: &str| -> Vec<String> {
+            write(path, "# edited");
+            let changed = read().into_iter().filter(|kind| !kind.is_locked(&lock)).map(|kind| kind.folder).collect();
+            write(path, "");
+            changed
+        };
+        assert_eq!(changed_by("stages/ops/a/x.py"), ["a"]);
+        assert_eq!(changed_by("stages/ops/a/test_x.py"), [""; 0]);
+        assert_eq!(changed_by("stages/ops/python/shared.py"), ["a", "b"]);
+        assert_eq!(changed_by("stages/protocol/python/cuda_agent_stage.py"), ["a", "b"]);
+        assert_eq!(changed_by("stages/ops/src/lib.rs"), ["c"]);
+        assert_eq!(changed_by("stages/protocol/src/lib.rs"), ["c"]);
+    }
 }
