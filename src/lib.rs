@@ -1,1 +1,90 @@
-//! x
+//! A declarative pipeline engine: YAML → spec → plan → key → schedule and execute → program → artifact → store.
+//!
+//! `ARCHITECTURE.md` has the map, the formats and the invariants. This crate knows no kernel and no model; stage kinds
+//! come to it as a [`catalog::Catalog`].
+
+pub mod artifact;
+pub mod digest;
+pub mod key;
+pub mod store;
+pub mod catalog;
+pub mod event;
+pub mod execute;
+pub mod host;
+pub mod plan;
+pub mod rows;
+pub mod schedule;
+pub mod spec;
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Folders of this machine that hold what is not shared.
+#[derive(Clone, Debug)]
+pub struct Folders {
+    /// Attempts that run, by run and stage.
+    pub work: PathBuf,
+    /// Checkpoints and row journals, by key.
+    pub state: PathBuf,
+    /// What can be deleted at any time.
+    pub cache: PathBuf,
+}
+
+impl Folders {
+    /// The folders below `.cuda-agent`.
+    pub fn below(root: &Path) -> std::io::Result<Self> {
+        std::fs::create_dir_all(root)?;
+        let root = root.canonicalize()?;
+        Ok(Self { work: root.join("work"), state: root.join("state"), cache: root.join("cache") })
+    }
+}
+
+/// Seconds since 1970.
+pub fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// Text that nobody else has: the time, this process, and a counter, digested.
+pub fn nonce() -> String {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    // Each RandomState is seeded by the system.
+    let random = RandomState::new().build_hasher().finish();
+    let text = format!("{} {} {random}", now(), std::process::id());
+    digest::Digest::of_bytes(text.as_bytes()).to_string()[..32].to_owned()
+}
+
+/// The id of a new run: the time, so that ids sort, and a random part.
+pub fn run_id() -> String {
+    format!("{}-{}", timestamp(now() as u64), &nonce()[..6])
+}
+
+/// A time in UTC as `20260131T235959Z`.
+pub fn timestamp(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86400, seconds % 86400);
+    // Howard Hinnant's civil-from-days, for days since 1970.
+    let z = days as i64 + 719_468;
+    let era = z.div_euclid(146_097);
+    let day_of_era = z.rem_euclid(146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    format!("{year:04}{month:02}{day:02}T{:02}{:02}{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn timestamps_are_utc() {
+        assert_eq!(super::timestamp(0), "19700101T000000Z");
+        assert_eq!(super::timestamp(951_782_399), "20000228T235959Z");
+        assert_eq!(super::timestamp(1_790_000_000), "20260921T141320Z");
+    }
+
+    #[test]
+    fn nonces_differ() {
+        assert_ne!(super::nonce(), super::nonce());
+    }
+}

@@ -73,7 +73,7 @@ pub enum ColumnType {
     Float64,
     /// Text.
     Utf8,
-    /// Bytes; base64 in JSON.
+    /// Bytes; hexadecimal in JSON.
     Binary,
     /// A list of one type.
     List(Box<ColumnType>),

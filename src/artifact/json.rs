@@ -1,0 +1,114 @@
+//! Between Arrow rows and JSON: what by-row programs read, and what programs write as JSON lines.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
+use arrow::datatypes::{DataType, Field, Float64Type, Int64Type, Schema};
+use arrow::json::ReaderBuilder;
+use cuda_agent_protocol::ColumnType;
+use serde_json::{Map, Value};
+
+use super::column::{arrow_type, canonical};
+
+/// One value of a canonical array (see [`canonical`]) as JSON: binary as hexadecimal, a non-finite float as null.
+pub fn value_at(array: &ArrayRef, index: usize) -> Value {
+    if array.is_null(index) {
+        return Value::Null;
+    }
+    match array.data_type() {
+        DataType::Boolean => array.as_boolean().value(index).into(),
+        DataType::Int64 => array.as_primitive::<Int64Type>().value(index).into(),
+        DataType::Float64 => array.as_primitive::<Float64Type>().value(index).into(),
+        DataType::LargeUtf8 => array.as_string::<i64>().value(index).into(),
+        DataType::LargeBinary => {
+            array.as_binary::<i64>().value(index).iter().map(|byte| format!("{byte:02x}")).collect::<String>().into()
+        }
+        DataType::LargeList(_) => {
+            let items = array.as_list::<i64>().value(index);
+            (0..items.len()).map(|item| value_at(&items, item)).collect()
+        }
+        DataType::Struct(fields) => {
+            let columns = array.as_struct().columns();
+            Value::Object(
+                fields.iter().zip(columns).map(|(field, column)| (field.name().clone(), value_at(column, index))).collect(),
+            )
+        }
+        _ => arrow::util::display::array_value_to_string(array, index).unwrap_or_default().into(),
+    }
+}
+
+/// Rows of a batch as JSON objects.
+pub fn rows(batch: &RecordBatch) -> Vec<Map<String, Value>> {
+    let schema = batch.schema();
+    let columns: Vec<(&str, ArrayRef)> = schema
+        .fields()
+        .iter()
+        .zip(batch.columns())
+        .map(|(field, column)| (field.name().as_str(), canonical(column).unwrap_or_else(|_| column.clone())))
+        .collect();
+    (0..batch.num_rows())
+        .map(|row| columns.iter().map(|(name, column)| ((*name).to_owned(), value_at(column, row))).collect())
+        .collect()
+}
+
+/// The Arrow schema of declared columns.
+pub fn schema<'a>(columns: impl IntoIterator<Item = (&'a str, &'a ColumnType)>) -> Arc<Schema> {
+    let fields: Vec<Field> =
+        columns.into_iter().map(|(name, column)| Field::new(name, arrow_type(column), true)).collect();
+    Arc::new(Schema::new(fields))
+}
+
+/// JSON objects as one batch of a schema. An unknown field, or a value that does not fit, is an error that names it.
+pub fn to_batch(rows: &[Map<String, Value>], schema: &Arc<Schema>) -> Result<RecordBatch, String> {
+    let mut decoder = ReaderBuilder::new(schema.clone())
+        .with_strict_mode(true)
+        .with_batch_size(rows.len().max(1))
+        .build_decoder()
+        .map_err(|error| error.to_string())?;
+    decoder.serialize(rows).map_err(|error| error.to_string())?;
+    match decoder.flush().map_err(|error| error.to_string())? {
+        Some(batch) => Ok(batch),
+        None => Ok(RecordBatch::new_empty(schema.clone())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn object(value: Value) -> Map<String, Value> {
+        value.as_object().unwrap().clone()
+    }
+
+    #[test]
+    fn rows_go_there_and_back() {
+        let column = |text: &str| text.parse::<ColumnType>().unwrap();
+        let types = [
+            ("a", column("int64")),
+            ("b", column("list<float64>")),
+            ("c", column("struct<x:utf8,y:bool>")),
+            ("d", column("binary")),
+        ];
+        let schema = schema(types.iter().map(|(name, column)| (*name, column)));
+        let objects = vec![
+            object(json!({"a": 1, "b": [1.5, null], "c": {"x": "é", "y": true}, "d": "00ff"})),
+            object(json!({"a": null, "b": [], "c": null, "d": null})),
+        ];
+        let batch = to_batch(&objects, &schema).unwrap();
+        assert_eq!(rows(&batch), objects);
+    }
+
+    #[test]
+    fn wrong_values_are_named() {
+        let schema = schema([("a", &ColumnType::Int64)]);
+        assert!(to_batch(&[object(json!({"a": "x"}))], &schema).is_err());
+        let message = to_batch(&[object(json!({"b": 1}))], &schema).unwrap_err();
+        assert!(message.contains("'b'"), "{message}");
+    }
+
+    #[test]
+    fn no_rows_make_an_empty_batch() {
+        assert_eq!(to_batch(&[], &schema([("a", &ColumnType::Utf8)])).unwrap().num_rows(), 0);
+    }
+}

@@ -1,0 +1,290 @@
+//! Tables: Parquet files whose identity is their logical content.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::Schema;
+use cuda_agent_protocol::ColumnType;
+use cuda_agent_protocol::manifest::OutputColumn;
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::properties::WriterProperties;
+use serde_json::{Map, Value};
+
+use super::column::{ColumnHasher, canonical, table_digest, type_name};
+use super::{ArtifactError, ColumnInfo, json};
+use crate::digest::Digest;
+
+/// What a table is, apart from where it is stored.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TableInfo {
+    /// Its logical digest.
+    pub digest: Digest,
+    /// How many rows.
+    pub rows: u64,
+    /// Its columns in order.
+    pub columns: Vec<ColumnInfo>,
+}
+
+/// How the engine writes Parquet. No writer version or time goes in, so equal content gives equal bytes.
+pub fn writer_properties() -> WriterProperties {
+    WriterProperties::builder()
+        .set_compression(Compression::ZSTD(ZstdLevel::try_new(3).expect("3 is a level")))
+        .set_created_by("cuda-agent".to_owned())
+        .build()
+}
+
+/// Opens a Parquet file for reading batch by batch.
+pub fn reader(path: &Path) -> Result<ParquetRecordBatchReader, ArtifactError> {
+    let file = File::open(path).map_err(ArtifactError::io(path))?;
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(ArtifactError::malformed(path))?;
+    builder.with_batch_size(8192).build().map_err(ArtifactError::malformed(path))
+}
+
+/// Reads a whole table.
+pub fn read(path: &Path) -> Result<(Arc<Schema>, Vec<RecordBatch>), ArtifactError> {
+    let reader = reader(path)?;
+    let schema = arrow::array::RecordBatchReader::schema(&reader);
+    let batches: Result<Vec<RecordBatch>, _> = reader.collect();
+    Ok((schema, batches.map_err(ArtifactError::malformed(path))?))
+}
+
+/// Writes batches of one schema.
+pub fn write(path: &Path, schema: &Arc<Schema>, batches: &[RecordBatch]) -> Result<(), ArtifactError> {
+    let file = File::create(path).map_err(ArtifactError::io(path))?;
+    let mut writer = ArrowWriter::try_new(file, schema.clone(), Some(writer_properties()))
+        .map_err(ArtifactError::malformed(path))?;
+    for batch in batches {
+        writer.write(batch).map_err(ArtifactError::malformed(path))?;
+    }
+    writer.close().map_err(ArtifactError::malformed(path))?;
+    Ok(())
+}
+
+/// The logical digest and shape of a Parquet file. Reading every value also proves that the file is whole.
+pub fn inspect(path: &Path) -> Result<TableInfo, ArtifactError> {
+    let reader = reader(path)?;
+    let schema = arrow::array::RecordBatchReader::schema(&reader);
+    let unsupported = |name: &str| {
+        let name = name.to_owned();
+        move |error: super::column::UnsupportedType| ArtifactError::Malformed {
+            path: path.display().to_string(),
+            message: format!("column `{name}`: {error}"),
+        }
+    };
+    let mut names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(ArtifactError::malformed(path)(format!("two columns are named `{}`", pair[0])));
+    }
+    let mut hashers = Vec::new();
+    for field in schema.fields() {
+        hashers.push(ColumnHasher::new(field.data_type()).map_err(unsupported(field.name()))?);
+    }
+    let mut rows = 0;
+    for batch in reader {
+        let batch = batch.map_err(ArtifactError::malformed(path))?;
+        rows += batch.num_rows() as u64;
+        for ((hasher, column), field) in hashers.iter_mut().zip(batch.columns()).zip(schema.fields()) {
+            hasher.update(column).map_err(unsupported(field.name()))?;
+        }
+    }
+    let mut columns = Vec::new();
+    for (hasher, field) in hashers.into_iter().zip(schema.fields()) {
+        let column_type = type_name(field.data_type()).map_err(unsupported(field.name()))?;
+        columns.push(ColumnInfo { name: field.name().clone(), column_type, digest: hasher.finish(), measured: false });
+    }
+    let plain: Vec<_> = columns.iter().map(|c| (c.name.clone(), c.column_type.clone(), c.digest)).collect();
+    Ok(TableInfo { digest: table_digest(rows, &plain), rows, columns })
+}
+
+/// Finds what a program wrote for a table port, `x.parquet` or `x.jsonl`, and makes it Parquet at `parquet`.
+pub fn adopt(parquet: &Path, declared: &[OutputColumn]) -> Result<(), ArtifactError> {
+    let lines = parquet.with_extension("jsonl");
+    match (parquet.exists(), lines.exists()) {
+        (true, true) => Err(ArtifactError::Contract(format!(
+            "the program wrote both {} and {}; one of them is the table",
+            file_name(parquet),
+            file_name(&lines)
+        ))),
+        (true, false) => Ok(()),
+        (false, true) => from_json_lines(&lines, parquet, declared),
+        (false, false) => Err(ArtifactError::Contract(format!(
+            "the program wrote neither {} nor {}",
+            file_name(parquet),
+            file_name(&lines)
+        ))),
+    }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn from_json_lines(lines: &Path, parquet: &Path, declared: &[OutputColumn]) -> Result<(), ArtifactError> {
+    let file = File::open(lines).map_err(ArtifactError::io(lines))?;
+    let place = |line: usize, message: String| ArtifactError::Malformed {
+        path: format!("{}:{line}", file_name(lines)),
+        message,
+    };
+    let mut rows: Vec<Map<String, Value>> = Vec::new();
+    for (index, line) in BufReader::new(file).lines().enumerate() {
+        let line = line.map_err(ArtifactError::io(lines))?;
+        if line.trim().is_empty() {
+            continue;
+        }
+        rows.push(serde_json::from_str(&line).map_err(|error| place(index + 1, error.to_string()))?);
+    }
+    let schema = if declared.is_empty() {
+        let values = rows.iter().map(|row| Ok(Value::Object(row.clone())));
+        let inferred = arrow::json::reader::infer_json_schema_from_iterator(values);
+        Arc::new(inferred.map_err(ArtifactError::malformed(lines))?)
+    } else {
+        json::schema(declared.iter().map(|column| (column.name.as_str(), &column.column_type)))
+    };
+    let mut batches = Vec::new();
+    for (chunk, first) in rows.chunks(8192).zip((1..).step_by(8192)) {
+        let batch = json::to_batch(chunk, &schema).or_else(|message| {
+            // Only now is it worth finding the line.
+            let wrong = chunk.iter().position(|row| json::to_batch(std::slice::from_ref(row), &schema).is_err());
+            Err(place(first + wrong.unwrap_or(0), message))
+        })?;
+        batches.push(batch);
+    }
+    write(parquet, &schema, &batches)
+}
+
+/// Checks a table against declared columns: each must be there with its type, and no other where `closed`.
+pub fn check(info: &TableInfo, declared: &[(&str, &ColumnType)], closed: bool) -> Result<(), ArtifactError> {
+    let mut wrong = Vec::new();
+    for (name, column_type) in declared {
+        match info.columns.iter().find(|column| column.name == *name) {
+            None => wrong.push(format!("column `{name}` ({column_type}) is missing")),
+            // A column of nothing but nulls has no type of its own in some writers.
+            Some(found) if found.column_type == "null" || found.column_type == column_type.to_string() => {}
+            Some(found) => wrong.push(format!("column `{name}` is {}, declared {column_type}", found.column_type)),
+        }
+    }
+    if closed {
+        let stranger = |name: &str| !declared.iter().any(|(declared, _)| *declared == name);
+        wrong.extend(
+            info.columns.iter().filter(|c| stranger(&c.name)).map(|c| format!("column `{}` is not declared", c.name)),
+        );
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(ArtifactError::Contract(wrong.join("; "))) }
+}
+
+/// The rows of some columns, each value ready for JSON, and the arrays that digests are made of.
+pub fn columns_of(
+    schema: &Arc<Schema>,
+    batches: &[RecordBatch],
+    names: &[String],
+) -> Result<Vec<(String, arrow::array::ArrayRef)>, ArtifactError> {
+    let whole = arrow::compute::concat_batches(schema, batches)
+        .map_err(|error| ArtifactError::Contract(error.to_string()))?;
+    names
+        .iter()
+        .map(|name| {
+            let array = whole
+                .column_by_name(name)
+                .ok_or_else(|| ArtifactError::Contract(format!("column `{name}` is missing")))?;
+            let array = canonical(array).map_err(|error| ArtifactError::Contract(format!("column `{name}`: {error}")))?;
+            Ok((name.clone(), array))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow::array::{ArrayRef, Int64Array, StringArray};
+
+    fn batch(rows: std::ops::Range<i64>) -> RecordBatch {
+        let texts: Vec<String> = rows.clone().map(|row| format!("text {row}")).collect();
+        RecordBatch::try_from_iter([
+            ("n", Arc::new(Int64Array::from_iter_values(rows)) as ArrayRef),
+            ("t", Arc::new(StringArray::from(texts)) as ArrayRef),
+        ])
+        .unwrap()
+    }
+
+    #[test]
+    fn writer_settings_do_not_change_the_identity() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, two) = (folder.path().join("1.parquet"), folder.path().join("2.parquet"));
+        write(&one, &batch(0..1).schema(), &[batch(0..100)]).unwrap();
+        let properties = WriterProperties::builder()
+            .set_max_row_group_row_count(Some(7))
+            .set_dictionary_enabled(false)
+            .set_compression(Compression::SNAPPY)
+            .build();
+        let file = File::create(&two).unwrap();
+        let mut writer = ArrowWriter::try_new(file, batch(0..1).schema(), Some(properties)).unwrap();
+        writer.write(&batch(0..40)).unwrap();
+        writer.write(&batch(40..100)).unwrap();
+        writer.close().unwrap();
+        assert_ne!(Digest::of_file(&one).unwrap(), Digest::of_file(&two).unwrap());
+        assert_eq!(inspect(&one).unwrap(), inspect(&two).unwrap());
+        assert_eq!(inspect(&one).unwrap().rows, 100);
+    }
+
+    #[test]
+    fn order_and_values_change_the_identity() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.parquet");
+        let digest = |batches: &[RecordBatch]| {
+            write(&path, &batches[0].schema(), batches).unwrap();
+            inspect(&path).unwrap().digest
+        };
+        let base = digest(&[batch(0..4)]);
+        assert_ne!(digest(&[batch(1..5)]), base);
+        assert_ne!(digest(&[batch(2..4), batch(0..2)]), base);
+        assert_eq!(digest(&[batch(0..2), batch(2..4)]), base);
+    }
+
+    fn column(name: &str, text: &str) -> OutputColumn {
+        OutputColumn { name: name.into(), column_type: text.parse().unwrap(), measured: false, doc: String::new() }
+    }
+
+    #[test]
+    fn json_lines_become_parquet() {
+        let folder = tempfile::tempdir().unwrap();
+        let parquet = folder.path().join("t.parquet");
+        std::fs::write(folder.path().join("t.jsonl"), "{\"a\":1,\"b\":\"x\"}\n\n{\"b\":null,\"a\":2}\n").unwrap();
+        adopt(&parquet, &[column("a", "int64"), column("b", "utf8")]).unwrap();
+        let info = inspect(&parquet).unwrap();
+        assert_eq!((info.rows, info.columns[1].column_type.as_str()), (2, "utf8"));
+    }
+
+    #[test]
+    fn a_wrong_line_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let parquet = folder.path().join("t.parquet");
+        let told = |text: &str| {
+            std::fs::write(folder.path().join("t.jsonl"), text).unwrap();
+            let _ = std::fs::remove_file(&parquet);
+            adopt(&parquet, &[column("a", "int64")]).unwrap_err().to_string()
+        };
+        assert!(told("{\"a\":1}\n{\"a\":\"x\"}\n").starts_with("t.jsonl:2: "));
+        assert!(told("{\"a\":1}\n{\"a\":\n").starts_with("t.jsonl:2: "));
+        assert!(told("{\"b\":1}\n").contains("'b'"));
+        assert!(adopt(&folder.path().join("u.parquet"), &[]).unwrap_err().to_string().contains("neither"));
+    }
+
+    #[test]
+    fn columns_are_checked() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.parquet");
+        write(&path, &batch(0..1).schema(), &[batch(0..3)]).unwrap();
+        let info = inspect(&path).unwrap();
+        let (int, text) = (ColumnType::Int64, ColumnType::Utf8);
+        check(&info, &[("n", &int), ("t", &text)], true).unwrap();
+        check(&info, &[("n", &int)], false).unwrap();
+        let told = check(&info, &[("n", &text), ("x", &int)], true).unwrap_err().to_string();
+        assert_eq!(told, "column `n` is int64, declared utf8; column `x` (int64) is missing; column `t` is not declared");
+    }
+}

@@ -1,0 +1,217 @@
+//! The stage kinds that pipelines can name: built in, or folders with a `stage.yaml`.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use cuda_agent_protocol::Manifest;
+
+use crate::artifact::{ArtifactError, tree};
+use crate::digest::Digest;
+use crate::key::ProgramIdentity;
+use crate::spec::{self, SpecErrors};
+
+/// A stage kind and its program.
+#[derive(Clone, Debug)]
+pub struct Kind {
+    /// Its contract.
+    pub manifest: Arc<Manifest>,
+    /// What identifies its program.
+    pub identity: ProgramIdentity,
+    /// Its files.
+    pub program: ProgramFiles,
+    /// Where its manifest is, for people.
+    pub origin: String,
+}
+
+/// The files of a program. They are put into a folder of their own before it starts, so that a file that was not
+/// declared cannot be used.
+#[derive(Clone, Debug)]
+pub enum ProgramFiles {
+    /// None: the binary itself, or a command of the pipeline.
+    None,
+    /// In the binary.
+    Embedded {
+        /// Path and content.
+        files: &'static [(&'static str, &'static [u8])],
+        /// The manifest's folder.
+        folder: String,
+    },
+    /// On disk: relative path and place.
+    Disk {
+        /// Path in the program's folder and where the file is.
+        files: Vec<(String, PathBuf)>,
+        /// The manifest's folder.
+        folder: String,
+    },
+}
+
+/// The kinds that a pipeline can name.
+#[derive(Clone, Debug, Default)]
+pub struct Catalog {
+    kinds: BTreeMap<String, Arc<Kind>>,
+}
+
+impl spec::Catalog for Catalog {
+    fn get(&self, name: &str) -> Option<Arc<Manifest>> {
+        self.kinds.get(name).map(|kind| kind.manifest.clone())
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.kinds.keys().cloned().collect()
+    }
+}
+
+/// Why a stage kind could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum CatalogError {
+    /// Its manifest is wrong.
+    #[error("{}", .0.render(false))]
+    Manifest(SpecErrors),
+    /// A file that it needs.
+    #[error(transparent)]
+    File(#[from] ArtifactError),
+    /// Two kinds of one name.
+    #[error("two stage kinds are named `{name}`: {first} and {second}")]
+    Duplicate {
+        /// The name.
+        name: String,
+        /// Where one is.
+        first: String,
+        /// Where the other is.
+        second: String,
+    },
+    /// A folder without kinds.
+    #[error("{0}: no stage.yaml in this folder or in the folders below it")]
+    Empty(String),
+}
+
+impl Catalog {
+    /// Adds a built-in kind.
+    pub fn add_builtin(
+        &mut self,
+        manifest: &str,
+        origin: &str,
+        identity: ProgramIdentity,
+        program: ProgramFiles,
+    ) -> Result<(), CatalogError> {
+        let manifest = spec::parse_manifest(manifest, Path::new(origin)).map_err(CatalogError::Manifest)?;
+        self.add(Kind { manifest: Arc::new(manifest), identity, program, origin: origin.to_owned() })
+    }
+
+    /// Adds a kind.
+    pub fn add(&mut self, kind: Kind) -> Result<(), CatalogError> {
+        let name = kind.manifest.name.clone();
+        if let Some(other) = self.kinds.get(&name) {
+            return Err(CatalogError::Duplicate { name, first: other.origin.clone(), second: kind.origin });
+        }
+        self.kinds.insert(name, Arc::new(kind));
+        Ok(())
+    }
+
+    /// Adds every kind in a folder: the folder itself, or folders up to two levels below it.
+    pub fn add_folder(&mut self, folder: &Path) -> Result<(), CatalogError> {
+        let manifests = find_manifests(folder, 2)?;
+        if manifests.is_empty() {
+            return Err(CatalogError::Empty(folder.display().to_string()));
+        }
+        for manifest in manifests {
+            let kind = load_folder(&manifest)?;
+            self.add(kind)?;
+        }
+        Ok(())
+    }
+
+    /// A kind by name.
+    pub fn kind(&self, name: &str) -> Option<&Arc<Kind>> {
+        self.kinds.get(name)
+    }
+
+    /// Every kind, by name.
+    pub fn kinds(&self) -> impl Iterator<Item = &Arc<Kind>> {
+        self.kinds.values()
+    }
+}
+
+fn find_manifests(folder: &Path, depth: usize) -> Result<Vec<PathBuf>, ArtifactError> {
+    let own = folder.join("stage.yaml");
+    if own.is_file() {
+        return Ok(vec![own]);
+    }
+    let mut found = Vec::new();
+    let mut items: Vec<PathBuf> = std::fs::read_dir(folder)
+        .map_err(ArtifactError::io(folder))?
+        .filter_map(|item| item.ok().map(|item| item.path()))
+        .filter(|path| path.is_dir())
+        .collect();
+    items.sort_unstable();
+    for item in items.into_iter().filter(|_| depth > 0) {
+        found.extend(find_manifests(&item, depth - 1)?);
+    }
+    Ok(found)
+}
+
+fn load_folder(path: &Path) -> Result<Kind, CatalogError> {
+    let text = std::fs::read_to_string(path).map_err(ArtifactError::io(path))?;
+    let manifest = spec::parse_manifest(&text, path).map_err(CatalogError::Manifest)?;
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut files = vec![("stage.yaml".to_owned(), path.to_owned())];
+    for source in &manifest.sources {
+        files.extend(source_files(folder, source)?);
+    }
+    let (files, folder) = rooted(files);
+    let identity = ProgramIdentity::Files(digests(&files)?);
+    let program = ProgramFiles::Disk { files, folder };
+    Ok(Kind { manifest: Arc::new(manifest), identity, program, origin: path.display().to_string() })
+}
+
+/// Files of one declared source, by path relative to `folder` (which may start with `..`).
+pub fn source_files(folder: &Path, source: &str) -> Result<Vec<(String, PathBuf)>, ArtifactError> {
+    let source = source.trim_end_matches('/');
+    let files = tree::list(&folder.join(source))?.into_iter();
+    let named = files.map(|(path, real)| (if path.is_empty() { source.to_owned() } else { format!("{source}/{path}") }, real));
+    Ok(named.filter(|(path, _)| !path.contains("__pycache__") && !path.ends_with(".pyc")).collect())
+}
+
+/// Digests of files by path.
+pub fn digests(files: &[(String, PathBuf)]) -> Result<BTreeMap<String, Digest>, ArtifactError> {
+    files
+        .iter()
+        .map(|(path, real)| Ok((path.clone(), Digest::of_file(real).map_err(ArtifactError::io(real))?)))
+        .collect()
+}
+
+/// Sources may lie above the manifest (`../shared/x.py`): moves the root up far enough that no path starts with
+/// `..`, and says where the manifest's folder is below it.
+fn rooted(files: Vec<(String, PathBuf)>) -> (Vec<(String, PathBuf)>, String) {
+    let ups = |path: &str| Path::new(path).components().take_while(|part| *part == Component::ParentDir).count();
+    let depth = files.iter().map(|(path, _)| ups(path)).max().unwrap_or(0);
+    if depth == 0 {
+        return (files, String::new());
+    }
+    // Names of the folders above are this machine's own; they must not show in identities.
+    let folder: Vec<String> = (0..depth).map(|level| format!("folder{}", depth - level)).collect();
+    let place = |path: &str| {
+        let up = ups(path);
+        let kept: Vec<&str> = folder[..depth - up].iter().map(String::as_str).collect();
+        let rest: PathBuf = Path::new(path).components().skip(up).collect();
+        let prefix = if kept.is_empty() { String::new() } else { format!("{}/", kept.join("/")) };
+        format!("{prefix}{}", rest.display())
+    };
+    (files.into_iter().map(|(path, real)| (place(&path), real)).collect(), folder.join("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_above_the_manifest_keep_their_relation() {
+        let files = ["stage.yaml", "main.py", "../shared/x.py", "../../y.py"];
+        let files = files.iter().map(|path| ((*path).to_owned(), PathBuf::from(path))).collect();
+        let (files, folder) = rooted(files);
+        let paths: Vec<&str> = files.iter().map(|(path, _)| path.as_str()).collect();
+        assert_eq!(folder, "folder2/folder1");
+        assert_eq!(paths, ["folder2/folder1/stage.yaml", "folder2/folder1/main.py", "folder2/shared/x.py", "y.py"]);
+    }
+}

@@ -1,0 +1,184 @@
+//! BLAKE3 digests, each made in a named context, so that digests of different things never meet.
+
+use std::fmt;
+use std::io::Read;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A 32-byte BLAKE3 digest, written as 64 lower-case hex digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Digest(pub [u8; 32]);
+
+/// What a digest stands for. The strings are part of the formats in `ARCHITECTURE.md`.
+pub mod context {
+    /// A stage's key, over its canonical pre-image.
+    pub const STAGE_KEY: &str = "cuda-agent stage key v1";
+    /// One column of a table.
+    pub const COLUMN: &str = "cuda-agent column v1";
+    /// A table.
+    pub const TABLE: &str = "cuda-agent table v1";
+    /// A file or folder.
+    pub const TREE: &str = "cuda-agent tree v1";
+    /// The columns of one row that a program reads.
+    pub const ROW: &str = "cuda-agent row v1";
+    /// The seed of one row.
+    pub const ROW_SEED: &str = "cuda-agent row seed v1";
+}
+
+impl Digest {
+    /// Of plain bytes: what a blob's name is.
+    pub fn of_bytes(bytes: &[u8]) -> Self {
+        Self(*blake3::hash(bytes).as_bytes())
+    }
+
+    /// Of a file's bytes.
+    pub fn of_file(path: &Path) -> std::io::Result<Self> {
+        let mut file = std::fs::File::open(path)?;
+        let length = file.metadata()?.len();
+        let mut hasher = blake3::Hasher::new();
+        if length <= 64 * 1024 {
+            let mut bytes = Vec::with_capacity(length as usize + 1);
+            file.read_to_end(&mut bytes)?;
+            hasher.update(&bytes);
+        } else {
+            hasher.update_mmap(path)?;
+        }
+        Ok(Self(*hasher.finalize().as_bytes()))
+    }
+
+    /// Of bytes in a context.
+    pub fn keyed(context: &'static str, bytes: &[u8]) -> Self {
+        let mut hasher = Self::hasher(context);
+        hasher.update(bytes);
+        Self::finish(&hasher)
+    }
+
+    /// A hasher for a context; deriving the context's key is done once.
+    pub fn hasher(context: &'static str) -> blake3::Hasher {
+        thread_local! {
+            static READY: std::cell::RefCell<Vec<(&'static str, blake3::Hasher)>> = const { std::cell::RefCell::new(Vec::new()) };
+        }
+        READY.with_borrow_mut(|ready| {
+            if let Some((_, hasher)) = ready.iter().find(|(name, _)| *name == context) {
+                return hasher.clone();
+            }
+            let hasher = blake3::Hasher::new_derive_key(context);
+            ready.push((context, hasher.clone()));
+            hasher
+        })
+    }
+
+    /// What a hasher has come to.
+    pub fn finish(hasher: &blake3::Hasher) -> Self {
+        Self(*hasher.finalize().as_bytes())
+    }
+
+    /// The first digits, for people.
+    pub fn short(&self) -> String {
+        self.to_string()[..12].to_owned()
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut text = [0u8; 64];
+        for (index, byte) in self.0.iter().enumerate() {
+            text[2 * index] = DIGITS[(byte >> 4) as usize];
+            text[2 * index + 1] = DIGITS[(byte & 15) as usize];
+        }
+        f.pad(std::str::from_utf8(&text).expect("hex digits are text"))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// A text that is no digest.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a digest (64 lower-case hex digits)")]
+pub struct DigestError(String);
+
+impl FromStr for Digest {
+    type Err = DigestError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let digit = |byte: u8| match byte {
+            b'0'..=b'9' => Some(byte - b'0'),
+            b'a'..=b'f' => Some(byte - b'a' + 10),
+            _ => None,
+        };
+        let bytes = text.as_bytes();
+        let mut digest = [0u8; 32];
+        let parsed = (bytes.len() == 64).then_some(()).and_then(|()| {
+            for (index, byte) in digest.iter_mut().enumerate() {
+                *byte = digit(bytes[2 * index])? << 4 | digit(bytes[2 * index + 1])?;
+            }
+            Some(())
+        });
+        parsed.map(|()| Self(digest)).ok_or_else(|| DigestError(text.to_owned()))
+    }
+}
+
+impl Serialize for Digest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Digest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Digest;
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a digest")
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Digest, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_str(Visitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn text_reads_back(bytes in any::<[u8; 32]>()) {
+            prop_assert_eq!(Digest(bytes).to_string().parse::<Digest>().unwrap(), Digest(bytes));
+        }
+    }
+
+    #[test]
+    fn contexts_keep_digests_apart() {
+        assert_ne!(Digest::keyed(context::TREE, b"x"), Digest::keyed(context::TABLE, b"x"));
+        assert_eq!(Digest::keyed(context::TREE, b"x").0, blake3::derive_key(context::TREE, b"x"));
+    }
+
+    #[test]
+    fn files_and_bytes_agree() {
+        let folder = tempfile::tempdir().unwrap();
+        for length in [0usize, 1, 65_536, 65_537, 300_000] {
+            let bytes: Vec<u8> = (0..length).map(|i| (i % 251) as u8).collect();
+            let path = folder.path().join("file");
+            std::fs::write(&path, &bytes).unwrap();
+            assert_eq!(Digest::of_file(&path).unwrap(), Digest::of_bytes(&bytes));
+        }
+    }
+
+    #[test]
+    fn upper_case_and_short_texts_are_refused() {
+        assert!("AB".repeat(32).parse::<Digest>().is_err());
+        assert!("ab".repeat(31).parse::<Digest>().is_err());
+    }
+}

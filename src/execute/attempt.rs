@@ -1,0 +1,293 @@
+//! One program's folder: its inputs, its program, its request, its environment.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cuda_agent_protocol::request::InputFile;
+use cuda_agent_protocol::{
+    ByRowRequest, InputRequest, OutputRequest, PROTOCOL_VERSION, PYTHON_TWIN, PortType, Request, ResourceGrant,
+};
+
+use super::launch::Launch;
+use super::{Failure, Job};
+use crate::artifact::{ArtifactError, tree};
+use crate::catalog::ProgramFiles;
+use crate::digest::Digest;
+use crate::plan::inputs::Input;
+use crate::spec::Command;
+use crate::store::Store;
+
+/// Variables that programs see without declaring them: where the machine keeps its tools and drivers. None of them
+/// says what to compute.
+const PLUMBING: [&str; 12] = [
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "SSL_CERT_FILE",
+    "NCCL_SOCKET_IFNAME",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+];
+
+/// NVLink multicast can take the GPUs of a whole host out of service, so it is off unless a stage's `env:` says otherwise.
+const SAFE: [(&str, &str); 3] =
+    [("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NVSHMEM_DISABLE_NVLS", "1")];
+
+/// A program's folder, ready to start it.
+pub struct Attempt {
+    /// The folder.
+    pub folder: PathBuf,
+    /// What to start.
+    pub launch: Launch,
+}
+
+/// Makes the folder of a program and fills it. `rows` is how many rows a by-row stage has to do.
+pub async fn prepare(
+    job: &Job,
+    folder: &Path,
+    grant: &ResourceGrant,
+    rows: Option<u64>,
+    deadline_unix_s: Option<f64>,
+) -> Result<Attempt, Failure> {
+    for name in ["inputs", "outputs", "tmp", "home"] {
+        let folder = folder.join(name);
+        fs::create_dir_all(&folder).map_err(ArtifactError::io(&folder))?;
+    }
+    let state_dir = job.state_folder();
+    fs::create_dir_all(&state_dir).map_err(ArtifactError::io(&state_dir))?;
+    let request = Request {
+        protocol: PROTOCOL_VERSION,
+        stage: job.stage().name.clone(),
+        kind: job.stage().kind.name.clone(),
+        params: job.stage().params.clone().into_iter().collect(),
+        seed: job.seed(),
+        inputs: place_inputs(job, folder).await?,
+        outputs: job.stage().kind.outputs.iter().map(|(port, output)| (port.clone(), output_request(port, output))).collect(),
+        by_row: rows.zip(job.stage().kind.by_row.as_ref()).map(|(total, by_row)| ByRowRequest {
+            port: by_row.port.clone(),
+            columns: job.stage().kind.inputs[&by_row.port].columns.keys().cloned().collect(),
+            window: by_row.window,
+            total,
+        }),
+        resources: grant.clone(),
+        device: job.resolved.preimage.device.clone(),
+        deadline_unix_s,
+        state_dir,
+    };
+    let path = folder.join("request.json");
+    let text = serde_json::to_vec(&request).expect("requests are plain data");
+    fs::write(&path, text).map_err(ArtifactError::io(&path))?;
+    let (command, program) = command(job, folder)?;
+    let environment = environment(job, folder, grant, &program);
+    let stage = job.stage().name.clone();
+    Ok(Attempt { folder: folder.to_owned(), launch: Launch { stage, command, environment, folder: folder.to_owned() } })
+}
+
+fn output_request(port: &str, output: &cuda_agent_protocol::manifest::OutputPort) -> OutputRequest {
+    OutputRequest {
+        port_type: output.port_type,
+        path: Path::new("outputs").join(artifact_name(port, output.port_type)),
+        columns: output.columns.iter().map(|c| (c.name.clone(), c.column_type.clone())).collect(),
+    }
+}
+
+/// The file or folder name of an artifact at a port.
+pub fn artifact_name(port: &str, port_type: PortType) -> String {
+    if port_type.is_table() { format!("{port}.parquet") } else { port.to_owned() }
+}
+
+async fn place_inputs(job: &Job, folder: &Path) -> Result<BTreeMap<String, InputRequest>, Failure> {
+    let mut requests = BTreeMap::new();
+    let by_row = job.stage().kind.by_row.as_ref().map(|by_row| by_row.port.as_str());
+    for (port, inputs) in job.resolved.inputs.iter().filter(|(port, _)| Some(port.as_str()) != by_row) {
+        let declared = &job.stage().kind.inputs[port];
+        let mut files = Vec::new();
+        for (number, input) in inputs.iter().enumerate() {
+            let name = if declared.list { format!("{port}/{number}") } else { port.clone() };
+            let path = Path::new("inputs").join(artifact_name(&name, declared.port_type));
+            let target = folder.join(&path);
+            let above = target.parent().expect("inputs lie in a folder");
+            fs::create_dir_all(above).map_err(ArtifactError::io(above))?;
+            place(&job.context.store, input, &target).await?;
+            files.push(InputFile {
+                port_type: input.artifact.port_type,
+                path,
+                digest: input.artifact.digest.to_string(),
+                rows: input.artifact.rows,
+            });
+        }
+        let request = if declared.list { InputRequest::List(files) } else { InputRequest::One(files.remove(0)) };
+        requests.insert(port.clone(), request);
+    }
+    Ok(requests)
+}
+
+/// Copies an input to where the program finds it: a copy, so that the program cannot change the original.
+pub async fn place(store: &Store, input: &Input, target: &Path) -> Result<(), Failure> {
+    if let Some(outside) = &input.outside {
+        return Ok(copy_outside(&outside.path, target)?);
+    }
+    let artifact = &input.artifact;
+    let gone = || Failure::environment(format!("the store no longer has what this stage reads (blob {})", artifact.blob))
+        .with_hint("run again: the stage that made it will be executed once more");
+    if artifact.rows.is_some() {
+        return if store.fetch_blob(&artifact.blob, target).await? { Ok(()) } else { Err(gone()) };
+    }
+    let entries = store.tree_entries(artifact).await?.ok_or_else(gone)?;
+    let mut pack: Option<(Digest, bytes::Bytes)> = None;
+    for entry in entries {
+        let path = if entry.path.is_empty() { target.to_owned() } else { target.join(&entry.path) };
+        let above = path.parent().expect("a target has a folder");
+        fs::create_dir_all(above).map_err(ArtifactError::io(above))?;
+        if entry.size >= tree::PACK_BELOW {
+            if !store.fetch_blob(&entry.blob, &path).await? {
+                return Err(gone());
+            }
+        } else {
+            if pack.as_ref().is_none_or(|(digest, _)| *digest != entry.blob) {
+                pack = Some((entry.blob, store.get_blob(&entry.blob).await?.ok_or_else(gone)?));
+            }
+            let (_, bytes) = pack.as_ref().expect("just filled");
+            let range = entry.offset as usize..(entry.offset + entry.size) as usize;
+            let bytes = bytes.get(range).ok_or_else(gone)?;
+            fs::write(&path, bytes).map_err(ArtifactError::io(&path))?;
+        }
+        if entry.executable {
+            use std::os::unix::fs::PermissionsExt;
+            let mode = fs::Permissions::from_mode(0o755);
+            fs::set_permissions(&path, mode).map_err(ArtifactError::io(&path))?;
+        }
+    }
+    fs::create_dir_all(target.parent().expect("a target has a folder")).map_err(ArtifactError::io(target))?;
+    if !target.exists() {
+        fs::create_dir_all(target).map_err(ArtifactError::io(target))?;
+    }
+    Ok(())
+}
+
+fn copy_outside(from: &Path, target: &Path) -> Result<(), ArtifactError> {
+    for (name, real) in tree::list(from)? {
+        let path = if name.is_empty() { target.to_owned() } else { target.join(name) };
+        let above = path.parent().expect("a target has a folder");
+        fs::create_dir_all(above).map_err(ArtifactError::io(above))?;
+        fs::copy(&real, &path).map_err(ArtifactError::io(&real))?;
+    }
+    if !target.exists() {
+        fs::create_dir_all(target).map_err(ArtifactError::io(target))?;
+    }
+    Ok(())
+}
+
+/// The words to start, and the folders that Python shall look into.
+fn command(job: &Job, folder: &Path) -> Result<(Vec<String>, Vec<PathBuf>), Failure> {
+    if let Some(command) = &job.stage().command {
+        for (name, real) in &job.command_files {
+            let path = folder.join(name);
+            if Path::new(name).components().any(|part| part == std::path::Component::ParentDir) {
+                return Err(Failure::permanent(format!("the file `{name}` lies above the pipeline's folder"))
+                    .with_hint("put the files of a `uses: run` stage beside the pipeline file or below it"));
+            }
+            let above = path.parent().expect("a file has a folder");
+            fs::create_dir_all(above).map_err(ArtifactError::io(above))?;
+            fs::copy(real, &path).map_err(ArtifactError::io(real))?;
+        }
+        return Ok(match command {
+            Command::Shell(text) => (vec!["sh".into(), "-euc".into(), text.clone()], Vec::new()),
+            Command::Words(words) => (words.clone(), Vec::new()),
+        });
+    }
+    let (root, below, files) = install(job)?;
+    let mut search: Vec<PathBuf> = Vec::new();
+    for file in files.iter().filter(|file| file.ends_with(".py")) {
+        let folder = root.join(file).parent().map(Path::to_owned).unwrap_or_default();
+        if !search.contains(&folder) {
+            search.push(folder);
+        }
+    }
+    let own = root.join(&below);
+    search.sort_by_key(|folder| *folder != own);
+    let word = |(place, word): (usize, &String)| match (place, word.as_str()) {
+        (0, "python") => job.context.python.display().to_string(),
+        (0, "cuda-agent") => "/proc/self/exe".to_owned(),
+        _ if own.join(word).exists() => own.join(word).display().to_string(),
+        _ => word.clone(),
+    };
+    Ok((job.stage().kind.run.iter().enumerate().map(word).collect(), search))
+}
+
+/// Puts a program's files, and no other, into a folder that is named after them.
+fn install(job: &Job) -> Result<(PathBuf, String, Vec<String>), Failure> {
+    let Some(kind) = &job.kind else { return Ok((PathBuf::new(), String::new(), Vec::new())) };
+    let (mut contents, below): (Vec<(String, Vec<u8>)>, String) = match &kind.program {
+        ProgramFiles::None => return Ok((PathBuf::new(), String::new(), Vec::new())),
+        ProgramFiles::Embedded { files, folder } => {
+            (files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.to_vec())).collect(), folder.clone())
+        }
+        ProgramFiles::Disk { files, folder } => {
+            let read = |(name, real): &(String, PathBuf)| {
+                Ok((name.clone(), fs::read(real).map_err(ArtifactError::io(real))?))
+            };
+            (files.iter().map(read).collect::<Result<_, ArtifactError>>()?, folder.clone())
+        }
+    };
+    let (twin, text) = PYTHON_TWIN;
+    if !contents.iter().any(|(name, _)| name.ends_with(twin)) {
+        contents.push((twin.to_owned(), text.as_bytes().to_vec()));
+    }
+    let mut hasher = blake3::Hasher::new();
+    for (name, bytes) in &contents {
+        hasher.update(&(name.len() as u64).to_le_bytes()).update(name.as_bytes());
+        hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
+    }
+    let root = job.context.folders.cache.join("programs").join(&hasher.finalize().to_hex()[..32]);
+    let names = contents.iter().map(|(name, _)| name.clone()).collect();
+    if !root.exists() {
+        let partial = root.with_extension(format!("{}-{}", std::process::id(), job.unique()));
+        for (name, bytes) in &contents {
+            let path = partial.join(name);
+            let above = path.parent().expect("a file has a folder");
+            fs::create_dir_all(above).map_err(ArtifactError::io(above))?;
+            fs::write(&path, bytes).map_err(ArtifactError::io(&path))?;
+        }
+        // Another engine may have been faster; its files are the same.
+        if fs::rename(&partial, &root).is_err() {
+            let _ = fs::remove_dir_all(&partial);
+        }
+    }
+    Ok((root, below, names))
+}
+
+fn environment(job: &Job, folder: &Path, grant: &ResourceGrant, search: &[PathBuf]) -> BTreeMap<String, String> {
+    let mut environment: BTreeMap<String, String> = BTreeMap::new();
+    let from_engine = |name: &str| std::env::var(name).ok();
+    for name in PLUMBING.iter().copied().chain(job.stage().kind.env.iter().map(String::as_str)) {
+        environment.extend(from_engine(name).map(|value| (name.to_owned(), value)));
+    }
+    let mut set = |name: &str, value: String| environment.insert(name.to_owned(), value);
+    SAFE.iter().for_each(|(name, value)| drop(set(name, (*value).to_owned())));
+    if !job.stage().kind.env.iter().any(|name| name == "HOME") {
+        set("HOME", folder.join("home").display().to_string());
+    }
+    set("TMPDIR", folder.join("tmp").display().to_string());
+    set("CUDA_AGENT_REQUEST", folder.join("request.json").display().to_string());
+    set("OMP_NUM_THREADS", grant.cpu.max(1).to_string());
+    set("PYTHONUNBUFFERED", "1".to_owned());
+    set("PYTHONPYCACHEPREFIX", job.context.folders.cache.join("pycache").display().to_string());
+    // Strings hash the same in every run, so that sets have one order.
+    set("PYTHONHASHSEED", "0".to_owned());
+    if !search.is_empty() {
+        let search: Vec<String> = search.iter().map(|folder| folder.display().to_string()).collect();
+        set("PYTHONPATH", search.join(":"));
+    }
+    let gpus: Vec<String> = grant.gpus.iter().map(u32::to_string).collect();
+    set("CUDA_VISIBLE_DEVICES", gpus.join(","));
+    environment.extend(job.stage().env.clone());
+    environment.extend(job.secrets.iter().cloned());
+    environment
+}

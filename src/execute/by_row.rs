@@ -1,0 +1,535 @@
+//! Executing a by-row stage: only rows without a result are done, each program is fed one row after another, and every
+//! answer is kept as it comes.
+//!
+//! A row whose program died or took too long is suspect: it is tried once more alone in a program, and only if that
+//! dies too is the row itself at fault (`rejected`). What the program itself reports as `failed` is never kept.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use arrow::array::{ArrayRef, RecordBatch};
+use arrow::compute::concat_batches;
+use cuda_agent_protocol::{Event, ResourceGrant, RowInput, RowResult, RowStatus};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use futures::stream::{FuturesUnordered, StreamExt};
+use tokio::sync::mpsc;
+
+use super::launch::{Channels, Exit, Stop};
+use super::{Failure, Job, Message, attempt, stage};
+use crate::artifact::{column, json, table};
+use crate::digest::Digest;
+use crate::event::RunEvent;
+use crate::key::row_seed;
+use crate::rows::assembly::Results;
+use crate::rows::journal::{self, Journal};
+use crate::rows::{RowIndex, SegmentSchema, segment};
+use crate::store::{Record, RowCounts};
+
+/// Answers are published when so many bytes of them are waiting…
+const FLUSH_BYTES: usize = 4 * 1024 * 1024;
+/// …or after so long.
+const FLUSH_AFTER: Duration = Duration::from_secs(60);
+/// Programs that die one after another without answering a row: then it is not the rows.
+const DEATHS: u32 = 3;
+
+/// The rows of a stage's input.
+struct Rows {
+    input: RecordBatch,
+    /// Digest of each row in order.
+    digests: Vec<Digest>,
+    /// The declared columns, ready for JSON.
+    columns: Vec<(String, ArrayRef)>,
+}
+
+/// Executes a by-row stage.
+pub async fn execute(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
+    let started = Instant::now();
+    let rows = read_rows(job, folder).await?;
+    let schema = SegmentSchema::new(&job.stage().kind);
+    let base = job.resolved.base.expect("by-row stages have a base key");
+    let cache = job.context.folders.cache.join("rows").join(base.to_string());
+    let store = job.context.store.clone();
+    adopt_orphans(job, &schema, &base).await?;
+    let index = RowIndex::load(&store, &base, &cache).await?;
+    let todo = missing(&rows.digests, |row| index.find(row).is_some());
+    let distinct = rows.digests.iter().collect::<HashSet<_>>().len() as u64;
+    let mut counts =
+        RowCounts { total: rows.digests.len() as u64, reused: distinct - todo.len() as u64, ..RowCounts::default() };
+    job.tell(RunEvent::StageStarted {
+        stage: job.stage().name.clone(),
+        attempt: job.attempt,
+        reasons: job.reasons.clone(),
+        rows: Some(RowCounts { executed: todo.len() as u64, ..counts }),
+    });
+    let mut metrics = BTreeMap::new();
+    if !todo.is_empty() {
+        let mut driver = Driver::new(job, &rows, &schema, base, todo, folder.to_owned())?;
+        let outcome = driver.drive().await;
+        driver.dismiss();
+        // Whatever happened, the rows that are done stay done.
+        driver.flush().await?;
+        (counts.executed, counts.failed) = (driver.answered, driver.failed.len() as u64);
+        metrics = std::mem::take(&mut driver.metrics);
+        let (failed, journal) = (std::mem::take(&mut driver.failed), driver.journal.take());
+        drop(driver);
+        if let Some(journal) = journal {
+            journal.remove();
+        }
+        outcome?;
+        refuse_failed_rows(job, &failed)?;
+    }
+    let index = RowIndex::load(&store, &base, &cache).await?;
+    let results = Results::load(&store, &base, &index, &rows.digests, &schema).await?;
+    let lost = results.missing(&rows.digests).into_iter().collect::<HashSet<_>>().len() as u64;
+    if lost > counts.failed {
+        return Err(Failure::environment(format!("{} row results are gone from the store", lost - counts.failed))
+            .with_hint("run again: those rows will be executed once more"));
+    }
+    counts.rejected = results.rejected();
+    for (port, batch) in results.assemble(&rows.input, &rows.digests, &schema)? {
+        let path = folder.join("outputs").join(format!("{port}.parquet"));
+        std::fs::create_dir_all(folder.join("outputs")).map_err(crate::artifact::ArtifactError::io(folder))?;
+        table::write(&path, &batch.schema(), &[batch])?;
+    }
+    let outputs = stage::publish_outputs(job, folder, false).await?;
+    stage::record(job, outputs, started.elapsed(), Some(counts), metrics).await
+}
+
+/// Rows without a result, each once, in the order of the table.
+fn missing(digests: &[Digest], found: impl Fn(&Digest) -> bool) -> VecDeque<usize> {
+    let mut seen = HashSet::new();
+    (0..digests.len()).filter(|row| seen.insert(digests[*row]) && !found(&digests[*row])).collect()
+}
+
+async fn read_rows(job: &Job, folder: &Path) -> Result<Rows, Failure> {
+    let by_row = job.stage().kind.by_row.as_ref().expect("only by-row stages come here");
+    let input = &job.resolved.inputs[&by_row.port][0];
+    std::fs::create_dir_all(folder).map_err(crate::artifact::ArtifactError::io(folder))?;
+    let path = folder.join("rows.parquet");
+    attempt::place(&job.context.store, input, &path).await?;
+    let names: Vec<String> = job.stage().kind.inputs[&by_row.port].columns.keys().cloned().collect();
+    let read = tokio::task::spawn_blocking(move || {
+        let (schema, batches) = table::read(&path)?;
+        let columns = table::columns_of(&schema, &batches, &names)?;
+        let input = concat_batches(&schema, &batches).map_err(crate::artifact::ArtifactError::malformed(&path))?;
+        let named: Vec<(&str, ArrayRef)> =
+            names.iter().filter_map(|name| Some((name.as_str(), input.column_by_name(name)?.clone()))).collect();
+        let digests = column::row_digests(&named).map_err(crate::artifact::ArtifactError::malformed(&path))?;
+        Ok(Rows { input, digests, columns })
+    });
+    read.await.expect("reading a table does not panic").map_err(|error: crate::artifact::ArtifactError| error.into())
+}
+
+/// Publishes what engines that were killed had finished.
+async fn adopt_orphans(job: &Job, schema: &SegmentSchema, base: &Digest) -> Result<(), Failure> {
+    for (results, journal) in journal::orphans(&job.state_folder()) {
+        let kept: Vec<RowResult> = latest(results.into_iter().filter(|result| schema.check(result).is_ok()));
+        if !kept.is_empty() {
+            job.context.store.put_segment(base, segment::encode(&schema.batch(&kept)?)?).await?;
+        }
+        journal.remove();
+    }
+    Ok(())
+}
+
+/// One answer a row.
+fn latest(results: impl Iterator<Item = RowResult>) -> Vec<RowResult> {
+    let by_row: BTreeMap<String, RowResult> = results.map(|result| (result.row.clone(), result)).collect();
+    by_row.into_values().filter(|result| result.status != RowStatus::Failed).collect()
+}
+
+fn refuse_failed_rows(job: &Job, failed: &[RowResult]) -> Result<(), Failure> {
+    if failed.len() as u64 <= job.stage().allow_failed_rows {
+        return Ok(());
+    }
+    let first = failed.first().map(|result| {
+        let reason = result.reason.clone().unwrap_or_else(|| "no reason given".into());
+        result.detail.as_ref().map_or(reason.clone(), |detail| format!("{reason}: {detail}"))
+    });
+    let message = format!("{} rows failed from outside causes ({})", failed.len(), first.unwrap_or_default());
+    Err(Failure::new(message).with_hint(
+        "run again to try just these rows; `allow_failed_rows:` lets the stage pass without some of its rows",
+    ))
+}
+
+/// A running program.
+struct Worker {
+    folder: PathBuf,
+    grant: ResourceGrant,
+    rows: Option<mpsc::Sender<RowInput>>,
+    in_flight: Vec<(usize, Instant)>,
+    stop: tokio::sync::watch::Sender<Stop>,
+    alone: bool,
+    answered: u64,
+    overdue: bool,
+}
+
+/// What runs of a stage's programs.
+struct Driver<'a> {
+    job: &'a mut Job,
+    rows: &'a Rows,
+    schema: &'a SegmentSchema,
+    base: Digest,
+    folder: PathBuf,
+    by_digest: HashMap<String, usize>,
+    todo: VecDeque<usize>,
+    suspects: VecDeque<usize>,
+    suspected: HashSet<usize>,
+    total: u64,
+    answered: u64,
+    failed: Vec<RowResult>,
+    waiting: Vec<RowResult>,
+    waiting_bytes: usize,
+    flushed_at: Instant,
+    segments: u32,
+    journal: Option<Journal>,
+    metrics: BTreeMap<String, f64>,
+    workers: BTreeMap<u32, Worker>,
+    running: FuturesUnordered<BoxFuture<'static, (u32, Exit)>>,
+    events: mpsc::UnboundedSender<(u32, Result<Event, String>)>,
+    heard: mpsc::UnboundedReceiver<(u32, Result<Event, String>)>,
+    started: u32,
+    deaths: u32,
+    deadline: Option<tokio::time::Instant>,
+    deadline_unix_s: Option<f64>,
+}
+
+impl<'a> Driver<'a> {
+    fn new(
+        job: &'a mut Job,
+        rows: &'a Rows,
+        schema: &'a SegmentSchema,
+        base: Digest,
+        todo: VecDeque<usize>,
+        folder: PathBuf,
+    ) -> Result<Self, Failure> {
+        let (events, heard) = mpsc::unbounded_channel();
+        let journal = Journal::create(&job.state_folder(), &job.context.run)?;
+        let timeout = job.stage().timeout;
+        Ok(Self {
+            by_digest: todo.iter().map(|row| (rows.digests[*row].to_string(), *row)).collect(),
+            total: todo.len() as u64,
+            deadline: timeout.map(|timeout| tokio::time::Instant::now() + timeout),
+            deadline_unix_s: timeout.map(stage::unix_deadline),
+            job,
+            rows,
+            schema,
+            base,
+            folder,
+            todo,
+            suspects: VecDeque::new(),
+            suspected: HashSet::new(),
+            answered: 0,
+            failed: Vec::new(),
+            waiting: Vec::new(),
+            waiting_bytes: 0,
+            flushed_at: Instant::now(),
+            segments: 0,
+            journal: Some(journal),
+            metrics: BTreeMap::new(),
+            workers: BTreeMap::new(),
+            running: FuturesUnordered::new(),
+            events,
+            heard,
+            started: 0,
+            deaths: 0,
+        })
+    }
+
+    fn window(&self) -> usize {
+        self.job.stage().kind.by_row.as_ref().map_or(1, |by_row| by_row.window.max(1) as usize)
+    }
+
+    fn row_timeout(&self) -> Option<Duration> {
+        self.job.stage().kind.by_row.as_ref()?.row_timeout_s.map(Duration::from_secs_f64)
+    }
+
+    /// Runs until every row is answered, or something is wrong with more than a row.
+    async fn drive(&mut self) -> Result<(), Failure> {
+        let grant = self.job.grant.take().expect("a stage starts with a grant");
+        self.ask_for_more();
+        self.start(grant).await?;
+        let mut tick = tokio::time::interval(Duration::from_millis(200));
+        let mut grants_open = true;
+        while !self.workers.is_empty() {
+            tokio::select! {
+                biased;
+                Some((worker, event)) = self.heard.recv() => self.hear(worker, event)?,
+                Some((worker, exit)) = self.running.next() => self.ended(worker, exit).await?,
+                grant = self.job.grants.recv(), if grants_open => match grant {
+                    Some(grant) if self.has_work() => self.start(grant).await?,
+                    Some(grant) => self.job.send(Message::GiveBack(grant)),
+                    None => grants_open = false,
+                },
+                _ = tick.tick() => self.look_at_clock().await?,
+                _ = self.job.stop.changed() => self.stop_all(),
+            }
+        }
+        match *self.job.stop.borrow() {
+            Stop::Go => Ok(()),
+            _ => Err(Failure::cancelled()),
+        }
+    }
+
+    fn has_work(&self) -> bool {
+        !self.todo.is_empty() || !self.suspects.is_empty()
+    }
+
+    /// How many more programs could be of use.
+    fn ask_for_more(&self) {
+        let limit = self.job.stage().kind.by_row.as_ref().map_or(0, |by_row| by_row.workers);
+        let limit = if limit == 0 { u32::MAX } else { limit };
+        let useful = (self.todo.len() / self.window()).max(1).min(limit as usize) as u32;
+        self.job.send(Message::Widen(self.job.index, useful.saturating_sub(1)));
+    }
+
+    async fn start(&mut self, grant: ResourceGrant) -> Result<(), Failure> {
+        let id = self.started;
+        self.started += 1;
+        let folder = self.folder.join(format!("program-{id}"));
+        let prepared = attempt::prepare(self.job, &folder, &grant, Some(self.total), self.deadline_unix_s).await;
+        let prepared = match prepared {
+            Ok(prepared) => prepared,
+            Err(failure) => {
+                self.job.send(Message::GiveBack(grant));
+                return Err(failure);
+            }
+        };
+        let (rows, fed) = mpsc::channel(self.window().max(1));
+        let (stop, stopped) = tokio::sync::watch::channel(Stop::Go);
+        let (events, mut heard) = mpsc::unbounded_channel();
+        let all = self.events.clone();
+        let channels = Channels { events, rows: Some(fed), log: self.job.log.clone(), stop: stopped };
+        let running = self.job.context.launcher.launch(prepared.launch, channels);
+        // Events of a program come before its end, so that no answer is lost when it dies.
+        let running = async move {
+            tokio::pin!(running);
+            loop {
+                tokio::select! {
+                    biased;
+                    Some(event) = heard.recv() => drop(all.send((id, event))),
+                    exit = &mut running => {
+                        while let Ok(event) = heard.try_recv() {
+                            let _ = all.send((id, event));
+                        }
+                        return (id, exit);
+                    }
+                }
+            }
+        };
+        self.running.push(running.boxed());
+        let worker = Worker {
+            folder,
+            grant,
+            rows: Some(rows),
+            in_flight: Vec::new(),
+            stop,
+            alone: false,
+            answered: 0,
+            overdue: false,
+        };
+        self.workers.insert(id, worker);
+        self.feed(id);
+        Ok(())
+    }
+
+    /// Gives a program what it can take; without more to do, the end of its input.
+    fn feed(&mut self, id: u32) {
+        let window = self.window();
+        let stage_seed = self.job.seed();
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        let Some(sender) = worker.rows.clone() else { return };
+        if worker.in_flight.is_empty() {
+            worker.alone = false;
+        }
+        while !worker.alone && worker.in_flight.len() < window {
+            let row = match self.todo.pop_front() {
+                Some(row) => row,
+                None if worker.in_flight.is_empty() => match self.suspects.pop_front() {
+                    Some(row) => {
+                        worker.alone = true;
+                        row
+                    }
+                    None => break,
+                },
+                None => break,
+            };
+            let digest = self.rows.digests[row];
+            let columns = self.rows.columns.iter().map(|(name, array)| (name.clone(), json::value_at(array, row)));
+            let input = RowInput {
+                row: digest.to_string(),
+                seed: row_seed(stage_seed, &digest),
+                columns: columns.collect(),
+            };
+            worker.in_flight.push((row, Instant::now()));
+            // The channel holds a whole window, so this never waits; a program that is gone ends by itself.
+            let _ = sender.try_send(input);
+        }
+        if worker.in_flight.is_empty() {
+            worker.rows = None;
+        }
+    }
+
+    fn hear(&mut self, id: u32, event: Result<Event, String>) -> Result<(), Failure> {
+        let result = match event {
+            Ok(Event::Row(result)) => result,
+            other => {
+                stage::notice(self.job, other, &mut self.metrics);
+                return Ok(());
+            }
+        };
+        let Some(worker) = self.workers.get_mut(&id) else { return Ok(()) };
+        let row = self.by_digest.get(&result.row).copied();
+        let place = worker.in_flight.iter().position(|(in_flight, _)| Some(*in_flight) == row);
+        let Some(place) = place else {
+            return Err(Failure::new(format!("the program answered a row that it was not given: {}", result.row)));
+        };
+        worker.in_flight.remove(place);
+        worker.answered += 1;
+        self.deaths = 0;
+        self.keep(result)?;
+        self.feed(id);
+        Ok(())
+    }
+
+    /// Takes an answer: into the journal first.
+    fn keep(&mut self, mut result: RowResult) -> Result<(), Failure> {
+        if !self.job.secrets.is_empty() {
+            result = self.without_secrets(result)?;
+        }
+        self.schema.check(&result).map_err(|error| Failure::permanent(error.to_string()))?;
+        self.answered += 1;
+        if result.status == RowStatus::Failed {
+            self.failed.push(result);
+        } else {
+            if let Some(journal) = &mut self.journal {
+                journal.append(&result)?;
+            }
+            self.waiting_bytes += serde_json::to_vec(&result.outputs).map_or(0, |bytes| bytes.len());
+            self.waiting.push(result);
+        }
+        self.job.tell(RunEvent::StageProgress {
+            stage: self.job.stage().name.clone(),
+            done: self.answered,
+            total: Some(self.total),
+            unit: "rows".into(),
+        });
+        Ok(())
+    }
+
+    fn without_secrets(&self, result: RowResult) -> Result<RowResult, Failure> {
+        let text = serde_json::to_string(&result).expect("answers are plain data");
+        let redactor = super::log::Redactor::new(&self.job.secret_values());
+        if redactor.finds(text.as_bytes()) {
+            return Err(Failure::permanent(format!("row {}: its answer contains the value of a secret", result.row)));
+        }
+        Ok(result)
+    }
+
+    async fn ended(&mut self, id: u32, exit: Exit) -> Result<(), Failure> {
+        while let Ok((worker, event)) = self.heard.try_recv() {
+            self.hear(worker, event)?;
+        }
+        let Some(worker) = self.workers.remove(&id) else { return Ok(()) };
+        let grant = worker.grant.clone();
+        let stopping = *self.job.stop.borrow() != Stop::Go;
+        if !stopping && (exit != Exit::Success || !worker.in_flight.is_empty()) {
+            self.judge(&worker, &exit)?;
+        }
+        let _ = std::fs::remove_dir_all(&worker.folder);
+        if !stopping && self.has_work() {
+            return self.start(grant).await;
+        }
+        self.job.send(Message::GiveBack(grant));
+        Ok(())
+    }
+
+    /// A program ended that should not have: is it a row's doing?
+    fn judge(&mut self, worker: &Worker, exit: &Exit) -> Result<(), Failure> {
+        if let Some(failure) = stage::explained(self.job, &worker.folder) {
+            return Err(failure);
+        }
+        if *exit == Exit::Success {
+            return Err(Failure::permanent(format!(
+                "the program ended well, but left {} rows unanswered",
+                worker.in_flight.len()
+            )));
+        }
+        if worker.in_flight.is_empty() || matches!(exit, Exit::NotStarted(_) | Exit::Code(super::supervise::CANNOT_START)) {
+            self.deaths += 1;
+            if worker.answered == 0 || self.deaths >= DEATHS {
+                return Err(Failure::new(stage::described(exit)));
+            }
+        }
+        let reason = if worker.overdue { "timeout" } else { "crash" };
+        for (row, _) in &worker.in_flight {
+            let again = !self.suspected.insert(*row);
+            if again && worker.alone {
+                let detail = if worker.overdue { "it took too long, twice".to_owned() } else { stage::described(exit) };
+                self.keep(RowResult {
+                    row: self.rows.digests[*row].to_string(),
+                    status: RowStatus::Rejected,
+                    reason: Some(reason.into()),
+                    detail: Some(detail),
+                    outputs: BTreeMap::new(),
+                })?;
+            } else {
+                self.suspects.push_back(*row);
+            }
+        }
+        Ok(())
+    }
+
+    async fn look_at_clock(&mut self) -> Result<(), Failure> {
+        if self.waiting_bytes >= FLUSH_BYTES || self.flushed_at.elapsed() >= FLUSH_AFTER {
+            self.flush().await?;
+        }
+        if self.deadline.is_some_and(|deadline| tokio::time::Instant::now() >= deadline) {
+            for worker in self.workers.values() {
+                let _ = worker.stop.send(Stop::Kill);
+            }
+            return Err(stage::timed_out(self.job.stage().timeout.unwrap_or_default()));
+        }
+        let Some(limit) = self.row_timeout() else { return Ok(()) };
+        for worker in self.workers.values_mut() {
+            if worker.in_flight.iter().any(|(_, since)| since.elapsed() > limit) && !worker.overdue {
+                worker.overdue = true;
+                let _ = worker.stop.send(Stop::Kill);
+            }
+        }
+        Ok(())
+    }
+
+    fn stop_all(&mut self) {
+        let stop = *self.job.stop.borrow_and_update();
+        self.todo.clear();
+        self.suspects.clear();
+        for worker in self.workers.values_mut() {
+            let _ = worker.stop.send(stop);
+        }
+    }
+
+    /// Ends what still runs after a failure: a program dies with its future.
+    fn dismiss(&mut self) {
+        self.running.clear();
+        for worker in std::mem::take(&mut self.workers).into_values() {
+            self.job.send(Message::GiveBack(worker.grant));
+        }
+    }
+
+    /// Publishes the answers that wait.
+    async fn flush(&mut self) -> Result<(), Failure> {
+        self.flushed_at = Instant::now();
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let results = latest(std::mem::take(&mut self.waiting).into_iter());
+        self.waiting_bytes = 0;
+        self.segments += 1;
+        let bytes = segment::encode(&self.schema.batch(&results)?)?;
+        self.job.context.store.put_segment(&self.base, bytes).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,269 @@
+//! Starting a program, and everything that goes between it and the engine while it runs.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use cuda_agent_protocol::{Event, RowInput};
+use futures::future::BoxFuture;
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::unix::pipe;
+use tokio::sync::{mpsc, watch};
+
+use super::log::Log;
+use super::supervise;
+
+/// How long a program may take to end when it is asked to.
+pub const GRACE: Duration = Duration::from_secs(5);
+
+/// A program to start.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// The stage, for fakes and messages.
+    pub stage: String,
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// The whole environment.
+    pub environment: BTreeMap<String, String>,
+    /// The attempt's folder.
+    pub folder: PathBuf,
+}
+
+/// The engine's end of a running program.
+pub struct Channels {
+    /// What the program says. A line that is no event is an `Err`.
+    pub events: mpsc::UnboundedSender<Result<Event, String>>,
+    /// Rows for its standard input, where it is by-row; it ends when the sender does.
+    pub rows: Option<mpsc::Receiver<RowInput>>,
+    /// What it prints.
+    pub log: Arc<Mutex<Log>>,
+    /// Whether it should go on.
+    pub stop: watch::Receiver<Stop>,
+}
+
+/// Whether a program should go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// It should.
+    Go,
+    /// It is asked to end, and killed after [`GRACE`].
+    Terminate,
+    /// It is killed at once.
+    Kill,
+}
+
+/// How a program ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// Status 0.
+    Success,
+    /// Another status.
+    Code(i32),
+    /// Killed by a signal.
+    Signal(i32),
+    /// It never started.
+    NotStarted(String),
+}
+
+/// Starts programs. The local one starts processes; tests have fakes that assert what ran.
+pub trait Launcher: Send + Sync {
+    /// Runs a program to its end.
+    fn launch(&self, launch: Launch, channels: Channels) -> BoxFuture<'static, Exit>;
+}
+
+/// Programs as processes of this machine, each under a supervisor (see [`supervise`]).
+pub struct LocalLauncher {
+    supervisor: PathBuf,
+}
+
+impl LocalLauncher {
+    /// Supervisors are this binary (`cuda-agent supervise`), or another that has that command.
+    pub fn new(supervisor: PathBuf) -> Self {
+        Self { supervisor }
+    }
+
+    /// The running executable, which stays what it is when its file is replaced.
+    pub fn this_binary() -> Self {
+        Self::new("/proc/self/exe".into())
+    }
+
+    fn spawn(&self, launch: &Launch, rows: bool) -> io::Result<Process> {
+        let (control_theirs, control) = descriptors()?;
+        let (events, events_theirs) = descriptors()?;
+        let (output, output_theirs) = descriptors()?;
+        let mode = if namespaces_allowed(&self.supervisor) { "namespaces" } else { "plain" };
+        let mut command = std::process::Command::new(&self.supervisor);
+        command
+            .arg(supervise::COMMAND)
+            .arg(control_theirs.as_raw_fd().to_string())
+            .arg(mode)
+            .args(&launch.command)
+            .env_clear()
+            .envs(&launch.environment)
+            .env("CUDA_AGENT_EVENTS_FD", events_theirs.as_raw_fd().to_string())
+            .current_dir(&launch.folder)
+            .stdin(if rows { Stdio::piped() } else { Stdio::null() })
+            .stdout(output_theirs.try_clone()?)
+            .stderr(output_theirs)
+            // Ctrl-C is for the engine, which ends its programs in its own way.
+            .process_group(0);
+        let child = {
+            // Descriptors that a child shall inherit must not be inherited by another one that starts meanwhile.
+            static SPAWNING: Mutex<()> = Mutex::new(());
+            let _held = SPAWNING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            inherit(&control_theirs, true)?;
+            inherit(&events_theirs, true)?;
+            let child = tokio::process::Command::from(command).spawn();
+            inherit(&control_theirs, false)?;
+            inherit(&events_theirs, false)?;
+            child?
+        };
+        Ok(Process {
+            child,
+            control: Some(control),
+            events: pipe::Receiver::from_owned_fd(events)?,
+            output: pipe::Receiver::from_owned_fd(output)?,
+        })
+    }
+}
+
+/// A pipe: its reading and its writing end, neither inherited.
+fn descriptors() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(nix::unistd::pipe2(OFlag::O_CLOEXEC)?)
+}
+
+fn inherit(descriptor: &OwnedFd, inherited: bool) -> io::Result<()> {
+    let flag = if inherited { FdFlag::empty() } else { FdFlag::FD_CLOEXEC };
+    fcntl(descriptor, FcntlArg::F_SETFD(flag))?;
+    Ok(())
+}
+
+/// Whether programs get namespaces of their own here; tried once.
+fn namespaces_allowed(supervisor: &Path) -> bool {
+    static ALLOWED: OnceLock<bool> = OnceLock::new();
+    *ALLOWED.get_or_init(|| {
+        let unwanted = std::env::var_os("CUDA_AGENT_NO_NAMESPACES").is_some();
+        let probe = || std::process::Command::new(supervisor).args([supervise::COMMAND, "0", "probe"]).status();
+        !unwanted && probe().is_ok_and(|status| status.success())
+    })
+}
+
+struct Process {
+    child: tokio::process::Child,
+    control: Option<OwnedFd>,
+    events: pipe::Receiver,
+    output: pipe::Receiver,
+}
+
+impl Launcher for LocalLauncher {
+    fn launch(&self, launch: Launch, channels: Channels) -> BoxFuture<'static, Exit> {
+        let process = self.spawn(&launch, channels.rows.is_some());
+        Box::pin(async move {
+            match process {
+                Ok(process) => process.run(channels).await,
+                Err(error) => Exit::NotStarted(error.to_string()),
+            }
+        })
+    }
+}
+
+impl Process {
+    async fn run(mut self, channels: Channels) -> Exit {
+        let Channels { events, rows, log, mut stop } = channels;
+        let reading_events = tokio::spawn(forward_events(self.events, events));
+        let reading_output = tokio::spawn(forward_output(self.output, log));
+        let feeding = rows.zip(self.child.stdin.take()).map(|(rows, stdin)| tokio::spawn(feed(rows, stdin)));
+        let mut deadline = None;
+        let status = loop {
+            tokio::select! {
+                status = self.child.wait() => break status,
+                changed = stop.changed(), if self.control.is_some() => {
+                    let wanted = if changed.is_err() { Stop::Kill } else { *stop.borrow_and_update() };
+                    match wanted {
+                        Stop::Go => {}
+                        Stop::Kill => self.control = None,
+                        Stop::Terminate => {
+                            if let Some(control) = &self.control {
+                                let _ = nix::unistd::write(control, b"T");
+                            }
+                            deadline.get_or_insert(tokio::time::Instant::now() + GRACE);
+                        }
+                    }
+                }
+                () = sleep_until(deadline), if deadline.is_some() && self.control.is_some() => self.control = None,
+            }
+        };
+        if let Some(feeding) = feeding {
+            feeding.abort();
+        }
+        // The supervisor ends last, so nobody holds the other ends of these any more.
+        let _ = reading_events.await;
+        let _ = reading_output.await;
+        match status {
+            Ok(status) => match (status.code(), status.signal()) {
+                (Some(0), _) => Exit::Success,
+                (Some(code), _) => Exit::Code(code),
+                (None, signal) => Exit::Signal(signal.unwrap_or(0)),
+            },
+            Err(error) => Exit::NotStarted(error.to_string()),
+        }
+    }
+}
+
+async fn sleep_until(deadline: Option<tokio::time::Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// No event is longer: whatever writes more without a line end is not speaking the protocol.
+const LONGEST_EVENT: usize = 256 * 1024 * 1024;
+
+async fn forward_events(pipe: pipe::Receiver, events: mpsc::UnboundedSender<Result<Event, String>>) {
+    let mut reader = BufReader::with_capacity(1 << 16, pipe);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match (&mut reader).take(LONGEST_EVENT as u64).read_until(b'\n', &mut line).await {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        if line.iter().all(u8::is_ascii_whitespace) {
+            continue;
+        }
+        let event = serde_json::from_slice(&line).map_err(|error| {
+            let start: String = String::from_utf8_lossy(&line).trim().chars().take(120).collect();
+            format!("{error}: {start}")
+        });
+        if events.send(event).is_err() {
+            return;
+        }
+    }
+}
+
+async fn forward_output(mut pipe: pipe::Receiver, log: Arc<Mutex<Log>>) {
+    let mut buffer = vec![0; 1 << 16];
+    while let Ok(count) = pipe.read(&mut buffer).await {
+        if count == 0 {
+            return;
+        }
+        log.lock().expect("no panic happens under this lock").write(&buffer[..count]);
+    }
+}
+
+async fn feed(mut rows: mpsc::Receiver<RowInput>, mut stdin: tokio::process::ChildStdin) {
+    while let Some(row) = rows.recv().await {
+        let mut line = serde_json::to_vec(&row).expect("rows are plain data");
+        line.push(b'\n');
+        if stdin.write_all(&line).await.is_err() {
+            return;
+        }
+    }
+}

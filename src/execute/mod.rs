@@ -1,0 +1,764 @@
+//! Running a plan: the loop that asks the scheduler what may start, starts it, and takes notice of what ends.
+//!
+//! The scheduler decides and starts nothing; stages run as tasks of their own and talk to the loop by messages, so the
+//! state of a run has one owner and needs no lock.
+
+pub mod attempt;
+pub mod by_row;
+pub mod launch;
+pub mod log;
+pub mod publish;
+pub mod stage;
+pub mod supervise;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use cuda_agent_protocol::ResourceGrant;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+use crate::Folders;
+use crate::artifact::ArtifactError;
+use crate::catalog::{Catalog, Kind};
+use crate::digest::Digest;
+use crate::event::{RunEvent, RunOutcome, StageOutcome, Subscriber};
+use crate::host::Host;
+use crate::key::MissReason;
+use crate::plan::{Outputs, PlanError, Planner, Resolved, StagePlan, Verdict};
+use crate::rows::index::RowError;
+use crate::schedule::{Pools, Scheduler, State, Step};
+use crate::spec::{Pipeline, Retry, Source, Stage};
+use crate::store::{Record, RunManifest, StageEntry, Store, StoreError};
+use launch::{GRACE, Launcher, Stop};
+use log::Log;
+
+/// How many lines of a failed stage's log are shown.
+const LOG_TAIL: usize = 20;
+/// How often a run says that it lives.
+const HEARTBEAT: Duration = Duration::from_secs(20);
+
+/// Why a stage failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What went wrong.
+    pub message: String,
+    /// What to do about it.
+    pub hint: Option<String>,
+    /// Whether trying again is useless.
+    pub permanent: bool,
+    /// Whether it was interrupted.
+    pub cancelled: bool,
+}
+
+impl Failure {
+    /// One that may pass when tried again.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), hint: None, permanent: false, cancelled: false }
+    }
+
+    /// One that will not.
+    pub fn permanent(message: impl Into<String>) -> Self {
+        Self { permanent: true, ..Self::new(message) }
+    }
+
+    /// The machine or the store is at fault.
+    pub fn environment(message: impl Into<String>) -> Self {
+        Self::new(message)
+    }
+
+    /// The run was interrupted.
+    pub fn cancelled() -> Self {
+        Self { cancelled: true, permanent: true, ..Self::new("interrupted") }
+    }
+
+    /// Adds what to do about it.
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::new(error.to_string())
+    }
+}
+
+impl From<ArtifactError> for Failure {
+    fn from(error: ArtifactError) -> Self {
+        Self::new(error.to_string())
+    }
+}
+
+impl From<RowError> for Failure {
+    fn from(error: RowError) -> Self {
+        Self::new(error.to_string())
+    }
+}
+
+/// What every job of a run shares.
+pub struct Context {
+    /// The run.
+    pub run: String,
+    /// What is run.
+    pub pipeline: Arc<Pipeline>,
+    /// Where results go.
+    pub store: Store,
+    /// Local folders.
+    pub folders: Folders,
+    /// What `python` stands for.
+    pub python: PathBuf,
+    /// Starts programs.
+    pub launcher: Arc<dyn Launcher>,
+}
+
+/// One attempt at one stage.
+pub struct Job {
+    /// Shared.
+    pub context: Arc<Context>,
+    /// Index of the stage.
+    pub index: usize,
+    /// Its kind, but for `run`.
+    pub kind: Option<Arc<Kind>>,
+    /// Files of a `run` stage.
+    pub command_files: Vec<(String, PathBuf)>,
+    /// Its key and inputs.
+    pub resolved: Resolved,
+    /// Why it runs.
+    pub reasons: Vec<MissReason>,
+    /// The generation of an unusable record.
+    pub generation: u32,
+    /// From 1.
+    pub attempt: u32,
+    /// What its first program may use; a by-row stage takes it and gives each program's back itself.
+    pub grant: Option<ResourceGrant>,
+    /// What further programs may use.
+    pub grants: mpsc::UnboundedReceiver<ResourceGrant>,
+    /// Name and value.
+    pub secrets: Vec<(String, String)>,
+    /// What it prints.
+    pub log: Arc<Mutex<Log>>,
+    /// Whether to go on.
+    pub stop: watch::Receiver<Stop>,
+    messages: mpsc::UnboundedSender<Message>,
+}
+
+impl Job {
+    /// The stage.
+    pub fn stage(&self) -> &Stage {
+        &self.context.pipeline.stages[self.index]
+    }
+
+    /// The stage's seed: its parameter of that name.
+    pub fn seed(&self) -> i64 {
+        self.stage().params.get("seed").and_then(serde_json::Value::as_i64).unwrap_or(0)
+    }
+
+    /// Where this attempt works.
+    pub fn attempt_folder(&self) -> PathBuf {
+        stage_folder(&self.context, self.stage()).join(format!("attempt-{}", self.attempt))
+    }
+
+    /// Where checkpoints and journals are: by base key where there is one, so that other rows find it too.
+    pub fn state_folder(&self) -> PathBuf {
+        let key = self.resolved.base.unwrap_or(self.resolved.key);
+        self.context.folders.state.join(key.to_string())
+    }
+
+    /// Values that must show nowhere.
+    pub fn secret_values(&self) -> Vec<String> {
+        self.secrets.iter().map(|(_, value)| value.clone()).collect()
+    }
+
+    /// A number that no other job of this process has.
+    pub fn unique(&self) -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Tells subscribers.
+    pub fn tell(&self, event: RunEvent) {
+        self.send(Message::Event(event));
+    }
+
+    fn send(&self, message: Message) {
+        // The loop outlives its jobs, but for an interrupted run.
+        let _ = self.messages.send(message);
+    }
+}
+
+fn stage_folder(context: &Context, stage: &Stage) -> PathBuf {
+    context.folders.work.join(&context.run).join(file_name(&stage.name))
+}
+
+/// A stage's name as a file name: a cell's name may hold anything.
+pub fn file_name(stage: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-.,=[]".contains(c);
+    if stage.chars().all(plain) && stage.len() < 100 {
+        return stage.to_owned();
+    }
+    let kept: String = stage.chars().filter(|c| plain(*c)).take(60).collect();
+    format!("{kept}-{}", &Digest::of_bytes(stage.as_bytes()).to_string()[..12])
+}
+
+/// What jobs tell the loop.
+pub enum Message {
+    /// For subscribers.
+    Event(RunEvent),
+    /// A program has ended.
+    GiveBack(ResourceGrant),
+    /// A by-row stage could use more programs.
+    Widen(usize, u32),
+    /// The wait before another try is over.
+    Again(usize),
+}
+
+/// What a run needs.
+pub struct Engine<'a> {
+    /// What to run.
+    pub pipeline: Arc<Pipeline>,
+    /// Stage kinds.
+    pub catalog: &'a Catalog,
+    /// Where results go.
+    pub store: Store,
+    /// The machine.
+    pub host: &'a Host,
+    /// Local folders.
+    pub folders: Folders,
+    /// Starts programs.
+    pub launcher: Arc<dyn Launcher>,
+    /// Which stages take part.
+    pub selected: Vec<bool>,
+    /// Producers before consumers.
+    pub order: Vec<usize>,
+    /// Stages to run whatever the store has.
+    pub refresh: BTreeSet<usize>,
+    /// Values of secrets by name.
+    pub secrets: BTreeMap<String, String>,
+    /// The most CPU cores to use.
+    pub jobs: Option<u32>,
+}
+
+/// What a run came to.
+#[derive(Debug)]
+pub struct Report {
+    /// Its id.
+    pub run: String,
+    /// How it ended.
+    pub outcome: RunOutcome,
+    /// Outputs of every stage that is done.
+    pub outputs: BTreeMap<String, Outputs>,
+    /// Stages that were executed, in the order in which they ended.
+    pub executed: Vec<String>,
+    /// Stages that were in the store.
+    pub hits: usize,
+    /// Stages that failed, with why.
+    pub failed: BTreeMap<String, Failure>,
+}
+
+struct Active {
+    resolved: Resolved,
+    reasons: Vec<MissReason>,
+    generation: u32,
+    attempt: u32,
+    started: Instant,
+    widen: Option<mpsc::UnboundedSender<ResourceGrant>>,
+    log: Option<Arc<Mutex<Log>>>,
+}
+
+type JobEnd = (usize, Result<Record, Failure>);
+
+struct Run<'e, 'a> {
+    engine: &'e Engine<'a>,
+    planner: Planner<'e>,
+    context: Arc<Context>,
+    scheduler: Scheduler,
+    outputs: Vec<Option<Outputs>>,
+    active: HashMap<usize, Active>,
+    in_flight: HashMap<Digest, usize>,
+    parked: HashMap<usize, Vec<usize>>,
+    jobs: JoinSet<JobEnd>,
+    messages: mpsc::UnboundedSender<Message>,
+    inbox: mpsc::UnboundedReceiver<Message>,
+    stop: watch::Sender<Stop>,
+    manifest: RunManifest,
+    recorded: bool,
+    subscribers: &'e mut [&'e mut dyn Subscriber],
+    report: Report,
+    started: Instant,
+}
+
+impl Engine<'_> {
+    /// Runs the selected stages. `interrupted` completes when the user wants it to end, and once more when they insist.
+    pub async fn run<'e>(
+        &'e self,
+        subscribers: &'e mut [&'e mut dyn Subscriber],
+        interrupts: mpsc::UnboundedReceiver<()>,
+    ) -> Result<Report, PlanError> {
+        let run_id = crate::run_id();
+        let context = Arc::new(Context {
+            run: run_id.clone(),
+            pipeline: self.pipeline.clone(),
+            store: self.store.clone(),
+            folders: self.folders.clone(),
+            python: self.host.python.clone(),
+            launcher: self.launcher.clone(),
+        });
+        let planner =
+            Planner::new(&self.pipeline, self.catalog, &self.store, self.host, &self.folders, &self.refresh);
+        let (messages, inbox) = mpsc::unbounded_channel();
+        let now = crate::now();
+        let manifest = RunManifest {
+            schema: 1,
+            run: run_id.clone(),
+            pipeline: self.pipeline.name.clone(),
+            started_at: now,
+            heartbeat_at: now,
+            ended_at: None,
+            outcome: "running".into(),
+            params: self.pipeline.params.clone(),
+            stages: BTreeMap::new(),
+        };
+        let report = Report {
+            run: run_id,
+            outcome: RunOutcome::Done,
+            outputs: BTreeMap::new(),
+            executed: Vec::new(),
+            hits: 0,
+            failed: BTreeMap::new(),
+        };
+        let run = Run {
+            engine: self,
+            planner,
+            context,
+            scheduler: self.scheduler(),
+            outputs: vec![None; self.pipeline.stages.len()],
+            active: HashMap::new(),
+            in_flight: HashMap::new(),
+            parked: HashMap::new(),
+            jobs: JoinSet::new(),
+            messages,
+            inbox,
+            stop: watch::Sender::new(Stop::Go),
+            manifest,
+            recorded: false,
+            subscribers,
+            report,
+            started: Instant::now(),
+        };
+        run.go(interrupts).await
+    }
+
+    /// The pools of this run.
+    pub fn pools(&self) -> Pools {
+        Pools {
+            cpus: self.jobs.unwrap_or(self.host.cpus),
+            memory: self.host.memory,
+            gpus: (0..self.host.gpus.len() as u32).collect(),
+        }
+    }
+
+    fn scheduler(&self) -> Scheduler {
+        let producers: Vec<Vec<usize>> = self.pipeline.stages.iter().map(producers).collect();
+        let pools = self.pools();
+        // `--jobs 1` means one after another, not that wide stages cannot run.
+        let needs = self.pipeline.stages.iter().map(|stage| {
+            let mut need = stage.resources.clone();
+            if self.jobs.is_some() {
+                need.cpu = need.cpu.min(pools.cpus);
+            }
+            need
+        });
+        Scheduler::new(&producers, &self.selected, needs.collect(), pools)
+    }
+}
+
+fn producers(stage: &Stage) -> Vec<usize> {
+    let sources = stage.inputs.values().flatten();
+    sources
+        .filter_map(|source| match source {
+            Source::Stage { stage, .. } => Some(*stage),
+            _ => None,
+        })
+        .collect()
+}
+
+impl<'e, 'a> Run<'e, 'a> {
+    fn stage(&self, index: usize) -> &'e Stage {
+        &self.engine.pipeline.stages[index]
+    }
+
+    fn tell(&mut self, event: RunEvent) {
+        self.subscribers.iter_mut().for_each(|subscriber| subscriber.notice(&event));
+    }
+
+    async fn go(mut self, mut interrupts: mpsc::UnboundedReceiver<()>) -> Result<Report, PlanError> {
+        self.tell(RunEvent::RunStarted {
+            run: self.context.run.clone(),
+            pipeline: self.engine.pipeline.name.clone(),
+            stages: self.engine.selected.iter().filter(|chosen| **chosen).count(),
+            store: self.engine.store.url().to_owned(),
+        });
+        let outcome = self.steps(&mut interrupts).await;
+        self.planner.save();
+        // An error of planning or of the store ends the run, but not without a word in its manifest.
+        self.report.outcome = match (&outcome, *self.stop.borrow()) {
+            (_, Stop::Terminate | Stop::Kill) => RunOutcome::Interrupted,
+            (Err(_), _) => RunOutcome::Failed,
+            (Ok(()), Stop::Go) if self.report.failed.is_empty() => RunOutcome::Done,
+            (Ok(()), Stop::Go) => RunOutcome::Failed,
+        };
+        self.jobs.shutdown().await;
+        let recorded = self.end().await;
+        outcome?;
+        recorded?;
+        Ok(self.report)
+    }
+
+    async fn steps(&mut self, interrupts: &mut mpsc::UnboundedReceiver<()>) -> Result<(), PlanError> {
+        let mut heartbeat = tokio::time::interval(HEARTBEAT);
+        heartbeat.tick().await;
+        loop {
+            while let Some(step) = self.scheduler.next() {
+                self.take(step).await?;
+                // Ctrl-C must be heard even while ten thousand stages are looked up.
+                if interrupts.try_recv().is_ok() {
+                    self.interrupt();
+                }
+            }
+            let stopping = *self.stop.borrow() != Stop::Go;
+            if self.jobs.is_empty() && (stopping || self.scheduler.is_done()) {
+                break;
+            }
+            tokio::select! {
+                biased;
+                Some(message) = self.inbox.recv() => self.hear(message),
+                Some(ended) = self.jobs.join_next() => {
+                    let (index, outcome) = ended.expect("jobs do not panic");
+                    self.drain();
+                    self.finish(index, outcome).await?;
+                }
+                Some(()) = interrupts.recv() => self.interrupt(),
+                _ = heartbeat.tick() => self.record_run("running").await?,
+            }
+        }
+        self.drain();
+        Ok(())
+    }
+
+    fn drain(&mut self) {
+        while let Ok(message) = self.inbox.try_recv() {
+            self.hear(message);
+        }
+    }
+
+    fn interrupt(&mut self) {
+        let stop = if *self.stop.borrow() == Stop::Go { Stop::Terminate } else { Stop::Kill };
+        self.stop.send_replace(stop);
+        self.scheduler.close();
+    }
+
+    fn hear(&mut self, message: Message) {
+        match message {
+            Message::Event(event) => self.tell(event),
+            Message::GiveBack(grant) => self.scheduler.give_back(&grant),
+            Message::Widen(index, more) => self.scheduler.widen(index, more),
+            Message::Again(index) => self.scheduler.queue(index),
+        }
+    }
+
+    async fn take(&mut self, step: Step) -> Result<(), PlanError> {
+        match step {
+            Step::Look(index) => self.look(index).await,
+            Step::Start(index, grant) => {
+                self.record_once().await?;
+                self.start(index, grant);
+                Ok(())
+            }
+            Step::Widen(index, grant) => {
+                let widen = self.active.get(&index).and_then(|active| active.widen.as_ref());
+                if let Some(grant) = widen.map_or(Some(grant.clone()), |widen| widen.send(grant).err().map(|e| e.0)) {
+                    self.scheduler.give_back(&grant);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    async fn look(&mut self, index: usize) -> Result<(), PlanError> {
+        let outputs = &self.outputs;
+        let plan = self.planner.stage(index, |producer| outputs[producer].as_ref()).await?;
+        let StagePlan { resolved: Some(resolved), verdict } = plan else {
+            unreachable!("the scheduler looks only at stages whose producers are done")
+        };
+        match verdict {
+            Verdict::Hit { record } => {
+                self.enter(index, Some(resolved.key), "hit", None);
+                self.report.hits += 1;
+                self.tell(RunEvent::StageHit { stage: self.stage(index).name.clone() });
+                self.done(index, record.outputs);
+            }
+            Verdict::Miss { reasons, generation } => {
+                if let Some(lack) = self.engine.pools().lack(&self.scheduler_need(index)) {
+                    let failure = Failure::permanent(format!("needs {lack}"))
+                        .with_hint("lower `resources:` of the stage, or run on a larger machine");
+                    self.active.insert(index, Active::new(resolved, reasons, generation));
+                    self.fail(index, failure);
+                    return Ok(());
+                }
+                if let Some(maker) = self.in_flight.get(&resolved.key) {
+                    // The same thing is being made: wait for it and look again.
+                    self.parked.entry(*maker).or_default().push(index);
+                    self.scheduler.park(index);
+                    return Ok(());
+                }
+                self.in_flight.insert(resolved.key, index);
+                self.active.insert(index, Active::new(resolved, reasons, generation));
+                self.scheduler.queue(index);
+            }
+            Verdict::Pending { .. } => unreachable!("a resolved stage is not pending"),
+        }
+        Ok(())
+    }
+
+    fn scheduler_need(&self, index: usize) -> cuda_agent_protocol::manifest::Resources {
+        let mut need = self.stage(index).resources.clone();
+        if let Some(jobs) = self.engine.jobs {
+            need.cpu = need.cpu.min(jobs);
+        }
+        need
+    }
+
+    fn start(&mut self, index: usize, grant: ResourceGrant) {
+        let stage = self.stage(index);
+        let names = stage.secrets.iter();
+        let secrets: Vec<(String, String)> =
+            names.filter_map(|name| Some((name.clone(), self.engine.secrets.get(name)?.clone()))).collect();
+        let values: Vec<String> = secrets.iter().map(|(_, value)| value.clone()).collect();
+        let folder = stage_folder(&self.context, stage);
+        let _ = std::fs::create_dir_all(&folder);
+        let active = self.active.get_mut(&index).expect("a started stage is active");
+        active.attempt += 1;
+        active.started = Instant::now();
+        let log = active.log.get_or_insert_with(|| Arc::new(Mutex::new(Log::create(&folder.join("log"), &values))));
+        let log = log.clone();
+        let (widen, grants) = mpsc::unbounded_channel();
+        active.widen = Some(widen);
+        let mut job = Job {
+            context: self.context.clone(),
+            index,
+            kind: self.engine.catalog.kind(&stage.kind.name).cloned(),
+            command_files: self.planner.command_files(stage).unwrap_or_default(),
+            resolved: active.resolved.clone(),
+            reasons: active.reasons.clone(),
+            generation: active.generation,
+            attempt: active.attempt,
+            grant: Some(grant),
+            grants,
+            secrets,
+            log,
+            stop: self.stop.subscribe(),
+            messages: self.messages.clone(),
+        };
+        if stage.kind.by_row.is_none() {
+            let (attempt, reasons) = (active.attempt, active.reasons.clone());
+            self.tell(RunEvent::StageStarted { stage: stage.name.clone(), attempt, reasons, rows: None });
+        }
+        self.jobs.spawn(async move {
+            let outcome = stage::execute(&mut job).await;
+            if let Some(grant) = job.grant.take() {
+                job.send(Message::GiveBack(grant));
+            }
+            job.grants.close();
+            while let Some(grant) = job.grants.try_recv().ok() {
+                job.send(Message::GiveBack(grant));
+            }
+            (job.index, outcome)
+        });
+    }
+
+    async fn finish(&mut self, index: usize, outcome: Result<Record, Failure>) -> Result<(), PlanError> {
+        let stage = self.stage(index);
+        let Some(active) = self.active.get_mut(&index) else { return Ok(()) };
+        active.widen = None;
+        match outcome {
+            Ok(record) => {
+                let duration_s = active.started.elapsed().as_secs_f64();
+                let key = active.resolved.key;
+                self.keep_log(index, true).await;
+                self.enter(index, Some(key), "done", None);
+                self.report.executed.push(stage.name.clone());
+                let _ = std::fs::remove_dir_all(stage_folder(&self.context, stage));
+                let finished = StageOutcome::Done;
+                self.tell(RunEvent::StageFinished {
+                    stage: stage.name.clone(),
+                    outcome: finished,
+                    duration_s,
+                    rows: record.rows,
+                });
+                self.active.remove(&index);
+                self.done(index, record.outputs);
+            }
+            Err(failure) => {
+                let (attempt, again) = (active.attempt, active.attempt <= stage.retry.attempts);
+                if again && !failure.permanent && *self.stop.borrow() == Stop::Go {
+                    let wait = backoff(&stage.retry, attempt);
+                    let message = failure.message;
+                    self.tell(RunEvent::StageRetry { stage: stage.name.clone(), message, wait_s: wait.as_secs_f64() });
+                    self.wait_and_try_again(index, wait);
+                    return Ok(());
+                }
+                self.keep_log(index, false).await;
+                self.fail(index, failure);
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_and_try_again(&mut self, index: usize, wait: Duration) {
+        let (messages, mut stop) = (self.messages.clone(), self.stop.subscribe());
+        // As a job, so that the run does not end meanwhile.
+        self.jobs.spawn(async move {
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                _ = stop.changed() => {}
+            }
+            let _ = messages.send(Message::Again(index));
+            (usize::MAX, Err(Failure::cancelled()))
+        });
+    }
+
+    fn done(&mut self, index: usize, outputs: Outputs) {
+        self.report.outputs.insert(self.stage(index).name.clone(), outputs.clone());
+        self.outputs[index] = Some(outputs);
+        self.scheduler.finish(index, true);
+        self.release_parked(index);
+    }
+
+    fn release_parked(&mut self, index: usize) {
+        self.in_flight.retain(|_, maker| *maker != index);
+        for parked in self.parked.remove(&index).unwrap_or_default() {
+            self.scheduler.unpark(parked);
+        }
+    }
+
+    fn fail(&mut self, index: usize, failure: Failure) {
+        let stage = self.stage(index);
+        let active = self.active.remove(&index);
+        let key = active.as_ref().map(|active| active.resolved.key);
+        let duration_s = active.as_ref().map_or(0.0, |active| active.started.elapsed().as_secs_f64());
+        let log = active.and_then(|active| active.log);
+        let log_tail = log.map(|log| log.lock().expect("no panic happens under this lock").last_lines(LOG_TAIL));
+        let outcome = if failure.cancelled {
+            self.enter(index, key, "cancelled", None);
+            StageOutcome::Cancelled
+        } else {
+            self.enter(index, key, "failed", Some(failure.message.clone()));
+            StageOutcome::Failed {
+                message: failure.message.clone(),
+                hint: failure.hint.clone(),
+                log_tail: log_tail.unwrap_or_default(),
+            }
+        };
+        self.tell(RunEvent::StageFinished { stage: stage.name.clone(), outcome, duration_s, rows: None });
+        if !failure.cancelled {
+            self.report.failed.insert(stage.name.clone(), failure);
+        }
+        for skipped in self.scheduler.finish(index, false) {
+            self.enter(skipped, None, "skipped", None);
+            let name = self.stage(skipped).name.clone();
+            let outcome = StageOutcome::Skipped { because: stage.name.clone() };
+            self.tell(RunEvent::StageFinished { stage: name, outcome, duration_s: 0.0, rows: None });
+        }
+        self.release_parked(index);
+    }
+
+    /// Keeps what a stage printed, unless it printed nothing.
+    async fn keep_log(&mut self, index: usize, succeeded: bool) {
+        let stage = self.stage(index);
+        let Some(log) = self.active.get(&index).and_then(|active| active.log.clone()) else { return };
+        let empty = {
+            let mut log = log.lock().expect("no panic happens under this lock");
+            log.flush();
+            log.is_empty()
+        };
+        if empty && succeeded {
+            return;
+        }
+        let file = stage_folder(&self.context, stage).join("log");
+        let bytes = std::fs::read(file).unwrap_or_default();
+        let name = format!("{}.log", file_name(&stage.name));
+        if let Err(error) = self.engine.store.put_log(&self.context.run, &name, bytes.into()).await {
+            let message = format!("its log could not be kept: {error}");
+            self.tell(RunEvent::Message { stage: stage.name.clone(), level: "warning".into(), message });
+        }
+    }
+
+    fn enter(&mut self, index: usize, key: Option<Digest>, outcome: &str, message: Option<String>) {
+        let entry = StageEntry { key, outcome: outcome.into(), message };
+        self.manifest.stages.insert(self.stage(index).name.clone(), entry);
+    }
+
+    /// The manifest is in the store before anything else is written: gc reads it.
+    async fn record_once(&mut self) -> Result<(), StoreError> {
+        if self.recorded { Ok(()) } else { self.record_run("running").await }
+    }
+
+    async fn record_run(&mut self, outcome: &str) -> Result<(), StoreError> {
+        self.manifest.heartbeat_at = crate::now();
+        self.manifest.outcome = outcome.into();
+        self.recorded = true;
+        self.engine.store.put_run(&self.manifest).await
+    }
+
+    async fn end(&mut self) -> Result<(), StoreError> {
+        let selected = (0..self.outputs.len()).filter(|index| self.engine.selected[*index]);
+        for index in selected.collect::<Vec<_>>() {
+            let name = &self.stage(index).name;
+            if !self.manifest.stages.contains_key(name) {
+                self.enter(index, None, "waiting", None);
+            }
+        }
+        self.manifest.ended_at = Some(crate::now());
+        let recorded = self.record_run(self.report.outcome.name()).await;
+        let _ = std::fs::remove_dir(self.context.folders.work.join(&self.context.run));
+        let skipped = (0..self.outputs.len()).filter(|index| self.scheduler.state(*index) == State::Skipped).count();
+        self.tell(RunEvent::RunFinished {
+            outcome: self.report.outcome,
+            duration_s: self.started.elapsed().as_secs_f64(),
+            hits: self.report.hits,
+            executed: self.report.executed.len(),
+            failed: self.report.failed.len(),
+            skipped,
+        });
+        recorded
+    }
+}
+
+impl Active {
+    fn new(resolved: Resolved, reasons: Vec<MissReason>, generation: u32) -> Self {
+        Self { resolved, reasons, generation, attempt: 0, started: Instant::now(), widen: None, log: None }
+    }
+}
+
+fn backoff(retry: &Retry, attempt: u32) -> Duration {
+    retry.backoff.saturating_mul(1 << attempt.saturating_sub(1).min(20)).min(retry.max_backoff)
+}
+
+/// A time for people.
+pub fn seconds(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    match seconds {
+        s if s < 10.0 => format!("{s:.1} s"),
+        s if s < 120.0 => format!("{s:.0} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}
+
+/// How long an interrupted run waits for its programs before it goes.
+pub const PATIENCE: Duration = Duration::from_secs(GRACE.as_secs() + 2);

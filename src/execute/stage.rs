@@ -1,0 +1,196 @@
+//! One attempt at one stage: prepare, run its program (or programs, by row), publish, record.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use cuda_agent_protocol::{Event, ProgramError, RowStatus};
+use tokio::sync::mpsc;
+
+use super::launch::{Channels, Exit, Stop};
+use super::publish::{PublishError, publish};
+use super::{Failure, Job, attempt, by_row};
+use crate::event::RunEvent;
+use crate::plan::Outputs;
+use crate::store::{Record, RowCounts};
+
+/// Executes a stage and publishes its outputs.
+pub async fn execute(job: &mut Job) -> Result<Record, Failure> {
+    let folder = job.attempt_folder();
+    let outcome = match job.stage().kind.by_row.is_some() {
+        true => by_row::execute(job, &folder).await,
+        false => whole(job, &folder).await,
+    };
+    // The folder of a failure is kept to be looked at; the next run of the stage clears it.
+    if outcome.is_ok() {
+        let _ = std::fs::remove_dir_all(&folder);
+    }
+    outcome
+}
+
+async fn whole(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
+    let started = Instant::now();
+    let grant = job.grant.clone().expect("a stage starts with a grant");
+    let deadline = job.stage().timeout;
+    let attempt = attempt::prepare(job, folder, &grant, None, deadline.map(unix_deadline)).await?;
+    let (events, mut heard) = mpsc::unbounded_channel();
+    let channels = Channels { events, rows: None, log: job.log.clone(), stop: job.stop.clone() };
+    let mut running = job.context.launcher.launch(attempt.launch, channels);
+    let mut metrics = BTreeMap::new();
+    let timeout = tokio::time::sleep(deadline.unwrap_or(Duration::from_secs(u32::MAX.into())));
+    tokio::pin!(timeout);
+    let exit = loop {
+        tokio::select! {
+            biased;
+            Some(event) = heard.recv() => notice(job, event, &mut metrics),
+            exit = &mut running => break exit,
+            () = &mut timeout => {
+                drop(running);
+                return Err(timed_out(deadline.unwrap_or_default()));
+            }
+        }
+    };
+    while let Ok(event) = heard.try_recv() {
+        notice(job, event, &mut metrics);
+    }
+    check_exit(job, folder, &exit)?;
+    let outputs = publish_outputs(job, folder, true).await?;
+    record(job, outputs, started.elapsed(), None, metrics).await
+}
+
+/// A deadline as programs are told it.
+pub fn unix_deadline(timeout: Duration) -> f64 {
+    crate::now() + timeout.as_secs_f64()
+}
+
+/// What a stage fails with when its time is up.
+pub fn timed_out(limit: Duration) -> Failure {
+    Failure::new(format!("timed out after {}", super::seconds(limit)))
+        .with_hint("raise `timeout:` of the stage, or look at its log for what it was doing")
+}
+
+/// Passes on what a program says, but for answers to rows.
+pub fn notice(job: &Job, event: Result<Event, String>, metrics: &mut BTreeMap<String, f64>) {
+    let stage = job.stage().name.clone();
+    match event {
+        Ok(Event::Progress { done, total, unit }) => job.tell(RunEvent::StageProgress { stage, done, total, unit }),
+        Ok(Event::Metric { name, step, value }) => {
+            metrics.insert(name.clone(), value);
+            job.tell(RunEvent::Metric { stage, name, step, value });
+        }
+        Ok(Event::Log { level, message }) => {
+            let mut log = job.log.lock().expect("no panic happens under this lock");
+            log.note(&format!("{level}: {message}"));
+            let message = log.redact(&message);
+            drop(log);
+            job.tell(RunEvent::Message { stage, level, message });
+        }
+        Ok(Event::Row(row)) => {
+            let message = format!("it answered row {} ({}), but it is not by-row", row.row, status(row.status));
+            job.tell(RunEvent::Message { stage, level: "warning".into(), message });
+        }
+        Err(error) => {
+            let message = job.log.lock().expect("no panic happens under this lock").redact(&error);
+            let message = format!("a line of its events is not an event: {message}");
+            job.tell(RunEvent::Message { stage, level: "warning".into(), message });
+        }
+    }
+}
+
+fn status(status: RowStatus) -> &'static str {
+    match status {
+        RowStatus::Done => "done",
+        RowStatus::Rejected => "rejected",
+        RowStatus::Failed => "failed",
+    }
+}
+
+/// Success, or the failure that the program explained or that its exit tells.
+pub fn check_exit(job: &Job, folder: &Path, exit: &Exit) -> Result<(), Failure> {
+    if *exit == Exit::Success {
+        return Ok(());
+    }
+    if *job.stop.borrow() != Stop::Go {
+        return Err(Failure::cancelled());
+    }
+    if let Some(error) = explained(job, folder) {
+        return Err(error);
+    }
+    Err(Failure::new(described(exit)))
+}
+
+/// What a program left in `error.json`.
+pub fn explained(job: &Job, folder: &Path) -> Option<Failure> {
+    let error: ProgramError = serde_json::from_slice(&std::fs::read(folder.join("error.json")).ok()?).ok()?;
+    let log = job.log.lock().expect("no panic happens under this lock");
+    let permanent = error.is_permanent();
+    let failure = Failure { permanent, ..Failure::new(log.redact(&error.message)) };
+    Some(match error.hint {
+        Some(hint) => failure.with_hint(log.redact(&hint)),
+        None => failure,
+    })
+}
+
+/// An exit in words.
+pub fn described(exit: &Exit) -> String {
+    match exit {
+        Exit::Success => "ended well".into(),
+        Exit::Code(super::supervise::CANNOT_START) => "the command could not be started (exit status 127)".into(),
+        Exit::Code(code) => format!("exit status {code}"),
+        Exit::Signal(number) => match nix::sys::signal::Signal::try_from(*number) {
+            Ok(nix::sys::signal::Signal::SIGKILL) => "killed by SIGKILL (out of memory?)".into(),
+            Ok(signal) => format!("killed by {signal}"),
+            Err(_) => format!("killed by signal {number}"),
+        },
+        Exit::NotStarted(message) => format!("could not be started: {message}"),
+    }
+}
+
+/// Publishes every output that the program left in its folder.
+pub async fn publish_outputs(job: &Job, folder: &Path, closed: bool) -> Result<Outputs, Failure> {
+    for (port, inputs) in &job.resolved.inputs {
+        if let Some(input) = inputs.iter().find(|input| !input.is_unchanged()) {
+            let path = input.outside.as_ref().map(|outside| outside.path.display().to_string()).unwrap_or_default();
+            return Err(Failure::new(format!("input `{port}` changed while the stage ran ({path}), so nothing was published"))
+                .with_hint("run again once nobody writes to it"));
+        }
+    }
+    let mut outputs = Outputs::new();
+    for (port, declared) in &job.stage().kind.outputs {
+        let path = folder.join("outputs").join(attempt::artifact_name(port, declared.port_type));
+        let redactor = super::log::Redactor::new(&job.secret_values());
+        let artifact = publish(&job.context.store, port, declared, closed, &path, &redactor).await;
+        outputs.insert(port.clone(), artifact.map_err(|error| match error {
+            PublishError::Store(error) => Failure::from(error),
+            other => Failure::new(other.to_string()),
+        })?);
+    }
+    Ok(outputs)
+}
+
+/// Writes the record. Where another run was faster, its outputs are taken.
+pub async fn record(
+    job: &Job,
+    outputs: Outputs,
+    duration: Duration,
+    rows: Option<RowCounts>,
+    metrics: BTreeMap<String, f64>,
+) -> Result<Record, Failure> {
+    if *job.stop.borrow() == Stop::Kill {
+        return Err(Failure::cancelled());
+    }
+    let record = Record {
+        schema: 1,
+        key: job.resolved.key,
+        kind: job.stage().kind.name.clone(),
+        nonce: crate::nonce(),
+        preimage: job.resolved.preimage.clone(),
+        outputs,
+        created_at: crate::now(),
+        run: job.context.run.clone(),
+        duration_s: (duration.as_secs_f64() * 1e3).round() / 1e3,
+        rows,
+        metrics,
+    };
+    Ok(job.context.store.commit(record, job.generation).await?.record)
+}

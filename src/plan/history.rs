@@ -1,0 +1,70 @@
+//! What earlier runs of a pipeline recorded, for the reasons of misses.
+
+use std::collections::BTreeMap;
+
+use super::Resolved;
+use crate::digest::Digest;
+use crate::key::{MissReason, difference};
+use crate::spec::Stage;
+use crate::store::{Store, StoreError};
+
+/// How many runs of a pipeline are looked at.
+const RUNS: usize = 20;
+/// How many runs of all pipelines are opened to find them.
+const LOOK: usize = 200;
+
+/// By stage, newest first: run, key, outcome.
+#[derive(Debug, Default)]
+pub struct History {
+    stages: BTreeMap<String, Vec<(String, Digest, String)>>,
+}
+
+impl History {
+    /// Reads the newest runs of a pipeline.
+    pub async fn load(store: &Store, pipeline: &str) -> Result<Self, StoreError> {
+        let mut history = Self::default();
+        let mut found = 0;
+        for id in store.runs().await?.into_iter().take(LOOK) {
+            // A manifest that cannot be read costs a reason, not the run.
+            let Ok(Some(run)) = store.run(&id).await else { continue };
+            if run.pipeline != pipeline {
+                continue;
+            }
+            for (stage, entry) in run.stages {
+                if let Some(key) = entry.key {
+                    history.stages.entry(stage).or_default().push((id.clone(), key, entry.outcome));
+                }
+            }
+            found += 1;
+            if found == RUNS {
+                break;
+            }
+        }
+        Ok(history)
+    }
+
+    /// Why a stage without a record has to run.
+    pub async fn explain(
+        &self,
+        store: &Store,
+        stage: &Stage,
+        resolved: &Resolved,
+        producers: &BTreeMap<String, String>,
+    ) -> Result<Vec<MissReason>, StoreError> {
+        let Some(entries) = self.stages.get(&stage.name) else { return Ok(vec![MissReason::NeverRun]) };
+        let same = entries.iter().find(|(_, key, _)| *key == resolved.key);
+        if let Some((run, _, outcome)) = same {
+            match outcome.as_str() {
+                "failed" => return Ok(vec![MissReason::FailedBefore { run: run.clone() }]),
+                "hit" | "done" => return Ok(vec![MissReason::RecordEvicted]),
+                _ => {}
+            }
+        }
+        for (_, key, _) in entries {
+            if let Some((_, record)) = store.record(key).await? {
+                return Ok(difference(&record.preimage, &resolved.preimage, producers));
+            }
+        }
+        Ok(vec![MissReason::NeverRun])
+    }
+}

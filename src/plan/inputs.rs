@@ -1,0 +1,200 @@
+//! Inputs from outside: files and folders, downloads, and artifacts named by a tag.
+//!
+//! Digests of files are kept with the file's stamp, so that planning reads no large file twice. A file that was
+//! modified within two seconds of being read is read again next time: its stamp might not tell a later change.
+
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use cuda_agent_protocol::PortType;
+use serde::{Deserialize, Serialize};
+
+use crate::artifact::table::TableInfo;
+use crate::artifact::{Artifact, ArtifactError, table, tree};
+use crate::digest::Digest;
+use crate::store::Store;
+
+/// An input that is known.
+#[derive(Clone, Debug)]
+pub struct Input {
+    /// What it is.
+    pub artifact: Artifact,
+    /// Where it is, if not in the store.
+    pub outside: Option<Outside>,
+}
+
+/// A file or folder that is not the store's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outside {
+    /// Where.
+    pub path: PathBuf,
+    /// Its files' stamps when it was digested.
+    pub stamps: Vec<(String, Stamp)>,
+}
+
+/// What changes when a file does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stamp {
+    inode: u64,
+    size: u64,
+    modified_ns: i128,
+    changed_ns: i128,
+}
+
+impl Stamp {
+    fn of(path: &Path) -> std::io::Result<Self> {
+        let metadata = std::fs::metadata(path)?;
+        let nanoseconds = |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
+        Ok(Self {
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified_ns: nanoseconds(metadata.mtime(), metadata.mtime_nsec()),
+            changed_ns: nanoseconds(metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+
+    /// Whether a change right after the stamp was taken could have left it as it is.
+    fn is_racy(&self) -> bool {
+        let now = (crate::now() * 1e9) as i128;
+        now - self.changed_ns.max(self.modified_ns) < 2_000_000_000
+    }
+}
+
+impl Input {
+    /// One that the store has.
+    pub fn stored(artifact: Artifact) -> Self {
+        Self { artifact, outside: None }
+    }
+
+    /// Whether a file outside is still what it was.
+    pub fn is_unchanged(&self) -> bool {
+        let Some(outside) = &self.outside else { return true };
+        stamps(&outside.path).is_ok_and(|stamps| stamps == outside.stamps)
+    }
+}
+
+fn stamps(path: &Path) -> Result<Vec<(String, Stamp)>, ArtifactError> {
+    let files = tree::list(path)?.into_iter();
+    files.map(|(name, real)| Ok((name, Stamp::of(&real).map_err(ArtifactError::io(&real))?))).collect()
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Kept {
+    stamps: Vec<(String, Stamp)>,
+    artifact: Artifact,
+}
+
+/// Digests of files and folders by path.
+pub struct FileCache {
+    path: PathBuf,
+    kept: Mutex<(HashMap<PathBuf, Kept>, bool)>,
+}
+
+impl FileCache {
+    /// Reads what earlier runs learned; an unreadable cache is an empty one.
+    pub fn load(path: &Path) -> Self {
+        let kept = std::fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+        Self { path: path.to_owned(), kept: Mutex::new((kept, false)) }
+    }
+
+    /// Writes it back, where anything is new.
+    pub fn save(&self) {
+        let held = self.kept.lock().expect("no panic happens under this lock");
+        if !held.1 {
+            return;
+        }
+        let partial = self.path.with_extension(format!("{}", std::process::id()));
+        let bytes = serde_json::to_vec(&held.0).expect("stamps are plain data");
+        let folder = self.path.parent().map(std::fs::create_dir_all);
+        let written = folder.unwrap_or(Ok(())).and_then(|()| std::fs::write(&partial, bytes));
+        let _ = written.and_then(|()| std::fs::rename(&partial, &self.path));
+    }
+
+    /// A file or folder as an input; errors are `message; hint`.
+    pub fn input(&self, path: &Path, port_type: PortType) -> Result<Input, String> {
+        if !path.exists() {
+            return Err(format!("{} does not exist; paths start at the pipeline file's folder", path.display()));
+        }
+        let stamps = stamps(path).map_err(|error| error.to_string())?;
+        let mut held = self.kept.lock().expect("no panic happens under this lock");
+        let kept = held.0.get(path).filter(|kept| {
+            kept.stamps == stamps && kept.artifact.port_type == port_type && !stamps.iter().any(|(_, s)| s.is_racy())
+        });
+        let artifact = match kept {
+            Some(kept) => kept.artifact.clone(),
+            None => {
+                let artifact = digest_outside(path, port_type).map_err(|error| error.to_string())?;
+                held.0.insert(path.to_owned(), Kept { stamps: stamps.clone(), artifact: artifact.clone() });
+                held.1 = true;
+                artifact
+            }
+        };
+        Ok(Input { artifact, outside: Some(Outside { path: path.to_owned(), stamps }) })
+    }
+}
+
+fn digest_outside(path: &Path, port_type: PortType) -> Result<Artifact, ArtifactError> {
+    if port_type.is_table() {
+        let bytes = Digest::of_file(path).map_err(ArtifactError::io(path))?;
+        let size = std::fs::metadata(path).map_err(ArtifactError::io(path))?.len();
+        return Ok(of_table(port_type, table::inspect(path)?, bytes, size));
+    }
+    let scan = tree::scan(path)?;
+    let digest = tree::digest(&scan.entries);
+    let size = tree::size(&scan.entries);
+    let blob = Digest::of_bytes(&tree::to_blob(&scan.entries));
+    Ok(Artifact { port_type, digest, size, blob, parts: Vec::new(), rows: None, columns: Vec::new() })
+}
+
+/// A table as an artifact.
+pub fn of_table(port_type: PortType, info: TableInfo, blob: Digest, size: u64) -> Artifact {
+    let TableInfo { digest, rows, columns } = info;
+    Artifact { port_type, digest, size, blob, parts: Vec::new(), rows: Some(rows), columns }
+}
+
+/// Fetches `{url, digest}` once; the digest of the bytes names the cached file.
+pub async fn download(url: &str, digest: &str, port_type: PortType, cache: &Path) -> Result<Input, String> {
+    let wanted: Digest = digest.parse().map_err(|error| format!("{error}; `b3sum FILE` prints one"))?;
+    let path = cache.join("downloads").join(wanted.to_string());
+    if Digest::of_file(&path).ok() != Some(wanted) {
+        let bytes = fetch(url).await?;
+        let found = Digest::of_bytes(&bytes);
+        if found != wanted {
+            return Err(format!("{url} has the digest {found}, the pipeline says {wanted}; check which one you want"));
+        }
+        let partial = path.with_extension(format!("{}", std::process::id()));
+        let folder = std::fs::create_dir_all(cache.join("downloads"));
+        let written = folder.and_then(|()| std::fs::write(&partial, bytes));
+        written.and_then(|()| std::fs::rename(&partial, &path)).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    let artifact = digest_outside(&path, port_type).map_err(|error| error.to_string())?;
+    let stamps = stamps(&path).map_err(|error| error.to_string())?;
+    Ok(Input { artifact, outside: Some(Outside { path, stamps }) })
+}
+
+async fn fetch(url: &str) -> Result<Vec<u8>, String> {
+    let (store, path) = object_store_url(url)?;
+    let result = object_store::ObjectStoreExt::get(&store, &path).await.map_err(|error| format!("{url}: {error}"))?;
+    result.bytes().await.map(|bytes| bytes.to_vec()).map_err(|error| format!("{url}: {error}"))
+}
+
+fn object_store_url(url: &str) -> Result<(object_store::local::LocalFileSystem, object_store::path::Path), String> {
+    let Some(path) = url.strip_prefix("file://") else {
+        return Err(format!("{url} cannot be fetched; this build reads file:// URLs"));
+    };
+    let path = object_store::path::Path::from_absolute_path(path).map_err(|error| format!("{url}: {error}"))?;
+    Ok((object_store::local::LocalFileSystem::new(), path))
+}
+
+/// An artifact by name and tag.
+pub async fn tagged(store: &Store, name: &str, tag: &str) -> Result<Input, String> {
+    let error = |error: crate::store::StoreError| error.to_string();
+    let Some(target) = store.tag(name, tag).await.map_err(error)? else {
+        return Err(format!("nothing is tagged {name}@{tag} in {}; `cuda-agent tag` names an output", store.url()));
+    };
+    let record = store.record(&target.key).await.map_err(error)?.map(|(_, record)| record);
+    let artifact = record.and_then(|record| record.outputs.get(&target.output).cloned());
+    artifact.map(Input::stored).ok_or_else(|| format!("what {name}@{tag} names is gone from {}", store.url()))
+}

@@ -1,0 +1,398 @@
+//! What a run would do: for each stage hit, miss with its reasons, or pending. `run` uses the same code, so the two
+//! cannot disagree.
+
+pub mod graph;
+pub mod history;
+pub mod inputs;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cuda_agent_protocol::manifest::Determinism;
+use serde_json::{Value, json};
+
+use crate::Folders;
+use crate::artifact::{Artifact, ArtifactError};
+use crate::catalog::{self, Catalog};
+use crate::digest::Digest;
+use crate::host::{Host, ToolchainError};
+use crate::key::{self, InputIdentity, MissReason, Preimage, ProgramIdentity};
+use crate::rows::index::RowError;
+use crate::spec::{Command, Pipeline, Source, Stage};
+use crate::store::{Record, Store, StoreError};
+use history::History;
+use inputs::{FileCache, Input};
+
+/// Outputs of a stage by port, once they are known.
+pub type Outputs = BTreeMap<String, Artifact>;
+
+/// Why a stage cannot be planned at all.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// An input from outside.
+    #[error("{location}: stage `{stage}`, input `{port}`: {message}")]
+    Input {
+        /// `file:line:column` of the stage.
+        location: String,
+        /// The stage.
+        stage: String,
+        /// The port.
+        port: String,
+        /// What is wrong.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+    /// What the program stands on.
+    #[error("stage `{stage}`: {error}")]
+    Toolchain {
+        /// The stage.
+        stage: String,
+        /// What is wrong.
+        error: ToolchainError,
+    },
+    /// A file of the program.
+    #[error("{location}: stage `{stage}`: {error}")]
+    Program {
+        /// `file:line:column` of the stage.
+        location: String,
+        /// The stage.
+        stage: String,
+        /// What is wrong.
+        error: ArtifactError,
+    },
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Rows in the store.
+    #[error(transparent)]
+    Rows(#[from] RowError),
+}
+
+impl PlanError {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Input { hint, .. } => Some(hint.clone()).filter(|hint| !hint.is_empty()),
+            Self::Toolchain { error: ToolchainError::NoPython { .. }, .. } => {
+                Some("name an interpreter with `python:` in cuda-agent.yaml, or activate a virtual environment".into())
+            }
+            Self::Toolchain { error: ToolchainError::NoPackage { package, .. }, .. } => {
+                Some(format!("install it (`pip install {package}`), or name another interpreter in cuda-agent.yaml"))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the pipeline file is at fault (and not the machine).
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::Input { .. } | Self::Program { .. })
+    }
+}
+
+/// A stage whose inputs are known.
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    /// Its key.
+    pub key: Digest,
+    /// For by-row stages: what row results are filed under.
+    pub base: Option<Digest>,
+    /// Everything that counted.
+    pub preimage: Preimage,
+    /// By port.
+    pub inputs: BTreeMap<String, Vec<Input>>,
+}
+
+/// What a run would do with a stage.
+#[derive(Clone, Debug)]
+pub enum Verdict {
+    /// Nothing.
+    Hit {
+        /// What is in the store.
+        record: Box<Record>,
+    },
+    /// Execute it.
+    Miss {
+        /// Why.
+        reasons: Vec<MissReason>,
+        /// The generation of a record that cannot be used, or 0.
+        generation: u32,
+    },
+    /// Execute it where an input changes.
+    Pending {
+        /// Stages that have to run first.
+        waits: Vec<usize>,
+    },
+}
+
+/// A stage in a plan.
+#[derive(Clone, Debug)]
+pub struct StagePlan {
+    /// Known where the inputs are.
+    pub resolved: Option<Resolved>,
+    /// What would be done.
+    pub verdict: Verdict,
+}
+
+/// Everything that planning looks at.
+pub struct Planner<'a> {
+    /// What is planned.
+    pub pipeline: &'a Pipeline,
+    /// The kinds.
+    pub catalog: &'a Catalog,
+    /// Where results are.
+    pub store: &'a Store,
+    /// The machine that will run it.
+    pub host: &'a Host,
+    /// Local folders.
+    pub folders: &'a Folders,
+    /// Stages to run whatever the store has.
+    pub refresh: &'a BTreeSet<usize>,
+    files: FileCache,
+    history: tokio::sync::OnceCell<History>,
+}
+
+impl<'a> Planner<'a> {
+    /// A planner.
+    pub fn new(
+        pipeline: &'a Pipeline,
+        catalog: &'a Catalog,
+        store: &'a Store,
+        host: &'a Host,
+        folders: &'a Folders,
+        refresh: &'a BTreeSet<usize>,
+    ) -> Self {
+        let files = FileCache::load(&folders.cache.join("files.json"));
+        Self { pipeline, catalog, store, host, folders, refresh, files, history: Default::default() }
+    }
+
+    /// Plans the selected stages, producers first.
+    pub async fn plan(&self, order: &[usize], selected: &[bool]) -> Result<Vec<Option<StagePlan>>, PlanError> {
+        let mut plans: Vec<Option<StagePlan>> = self.pipeline.stages.iter().map(|_| None).collect();
+        for &stage in order.iter().filter(|stage| selected[**stage]) {
+            let known = |producer: usize| match &plans[producer] {
+                Some(StagePlan { verdict: Verdict::Hit { record }, .. }) => Some(&record.outputs),
+                _ => None,
+            };
+            let plan = self.stage(stage, known).await?;
+            plans[stage] = Some(plan);
+        }
+        self.files.save();
+        Ok(plans)
+    }
+
+    /// Keeps what was learned of files outside.
+    pub fn save(&self) {
+        self.files.save();
+    }
+
+    /// Plans one stage; `known` tells the outputs of stages that are done.
+    pub async fn stage<'k>(
+        &self,
+        index: usize,
+        known: impl Fn(usize) -> Option<&'k Outputs>,
+    ) -> Result<StagePlan, PlanError> {
+        let stage = &self.pipeline.stages[index];
+        let sources = stage.inputs.values().flatten();
+        let mut waits: Vec<usize> = sources
+            .filter_map(|source| match source {
+                Source::Stage { stage, .. } => known(*stage).is_none().then_some(*stage),
+                _ => None,
+            })
+            .collect();
+        waits.sort_unstable();
+        waits.dedup();
+        if !waits.is_empty() {
+            return Ok(StagePlan { resolved: None, verdict: Verdict::Pending { waits } });
+        }
+        let resolved = self.resolve(stage, known).await?;
+        let verdict = self.look_up(index, stage, &resolved).await?;
+        Ok(StagePlan { resolved: Some(resolved), verdict })
+    }
+
+    async fn look_up(&self, index: usize, stage: &Stage, resolved: &Resolved) -> Result<Verdict, PlanError> {
+        let mut generation = 0;
+        let mut reasons = Vec::new();
+        if let Some((newest, record)) = self.store.record(&resolved.key).await? {
+            generation = newest;
+            let mut missing = None;
+            for (port, artifact) in &record.outputs {
+                if self.store.missing_blob(artifact).await?.is_some() {
+                    missing = Some(port.clone());
+                    break;
+                }
+            }
+            match missing {
+                Some(output) => reasons.push(MissReason::BlobMissing { output }),
+                None if self.refresh.contains(&index) => {}
+                None => return Ok(Verdict::Hit { record: Box::new(record) }),
+            }
+        }
+        if self.refresh.contains(&index) {
+            reasons.insert(0, MissReason::Refresh);
+        }
+        if reasons.is_empty() {
+            reasons = self.explain(stage, resolved).await?;
+        }
+        Ok(Verdict::Miss { reasons, generation })
+    }
+
+    /// Why there is no record: what changed since the stage's last one.
+    async fn explain(&self, stage: &Stage, resolved: &Resolved) -> Result<Vec<MissReason>, PlanError> {
+        let history = self.history.get_or_try_init(|| History::load(self.store, &self.pipeline.name)).await?;
+        history.explain(self.store, stage, resolved, &self.producers(stage)).await.map_err(PlanError::from)
+    }
+
+    /// What feeds each port, in words.
+    pub fn producers(&self, stage: &Stage) -> BTreeMap<String, String> {
+        let named = |source: &Source| match source {
+            Source::Stage { stage, output } => format!("{}.{output}", self.pipeline.stages[*stage].name),
+            Source::Path(path) => path.display().to_string(),
+            Source::Url { url, .. } => url.clone(),
+            Source::Artifact { name, tag } => format!("{name}@{tag}"),
+        };
+        let ports = stage.inputs.iter();
+        ports.map(|(port, sources)| (port.clone(), sources.iter().map(named).collect::<Vec<_>>().join(", "))).collect()
+    }
+
+    async fn resolve<'k>(
+        &self,
+        stage: &Stage,
+        known: impl Fn(usize) -> Option<&'k Outputs>,
+    ) -> Result<Resolved, PlanError> {
+        let mut inputs = BTreeMap::new();
+        for (port, sources) in &stage.inputs {
+            let mut resolved = Vec::with_capacity(sources.len());
+            for source in sources {
+                let input = match source {
+                    Source::Stage { stage: producer, output } => {
+                        let outputs = known(*producer).expect("pending stages are not resolved");
+                        outputs.get(output).cloned().map(Input::stored).ok_or_else(|| {
+                            let name = &self.pipeline.stages[*producer].name;
+                            format!("the record of `{name}` has no output `{output}`; run it again with --refresh {name}")
+                        })
+                    }
+                    Source::Path(path) => self.files.input(path, stage.kind.inputs[port].port_type),
+                    Source::Url { url, digest } => {
+                        inputs::download(url, digest, stage.kind.inputs[port].port_type, &self.folders.cache).await
+                    }
+                    Source::Artifact { name, tag } => inputs::tagged(self.store, name, tag).await,
+                };
+                resolved.push(input.and_then(|input| self.fits(stage, port, input)).map_err(|message| {
+                    let (message, hint) = message.split_once("; ").unwrap_or((&message, ""));
+                    PlanError::Input {
+                        location: stage.location.to_string(),
+                        stage: stage.name.clone(),
+                        port: port.clone(),
+                        message: message.to_owned(),
+                        hint: hint.to_owned(),
+                    }
+                })?);
+            }
+            inputs.insert(port.clone(), resolved);
+        }
+        let preimage = self.preimage(stage, &inputs)?;
+        let base = stage.kind.by_row.as_ref().map(|by_row| {
+            let mut base = preimage.clone();
+            let columns = &stage.kind.inputs[&by_row.port].columns;
+            let columns = columns.iter().map(|(name, column)| (name.clone(), column.to_string())).collect();
+            base.inputs.insert(by_row.port.clone(), InputIdentity::Rows { columns });
+            base.rows_of = Some(by_row.port.clone());
+            base.key()
+        });
+        Ok(Resolved { key: preimage.key(), base, preimage, inputs })
+    }
+
+    /// Whether a table has the columns that the port reads.
+    fn fits(&self, stage: &Stage, port: &str, input: Input) -> Result<Input, String> {
+        let declared = &stage.kind.inputs[port];
+        if declared.port_type.is_table() != input.artifact.rows.is_some() {
+            let is = if input.artifact.rows.is_some() { "a table" } else { "a file or folder, not a Parquet table" };
+            return Err(format!("expected {}, but this is {is}", declared.port_type));
+        }
+        for (name, column) in &declared.columns {
+            match input.artifact.columns.iter().find(|c| c.name == *name) {
+                Some(found) if found.column_type == column.to_string() || found.column_type == "null" => {}
+                Some(found) => return Err(format!("column `{name}` is {}, expected {column}", found.column_type)),
+                None => {
+                    let has: Vec<&str> = input.artifact.columns.iter().map(|c| c.name.as_str()).collect();
+                    return Err(format!("column `{name}` ({column}) is missing; it has {}", has.join(", ")));
+                }
+            }
+        }
+        Ok(input)
+    }
+
+    fn preimage(&self, stage: &Stage, inputs: &BTreeMap<String, Vec<Input>>) -> Result<Preimage, PlanError> {
+        let manifest = &stage.kind;
+        let identities = inputs.iter().map(|(port, inputs)| {
+            let declared = &manifest.inputs[port];
+            let by_row = manifest.by_row.as_ref().is_some_and(|by_row| by_row.port == *port);
+            let one = |input: &Input| match by_row {
+                // The other columns are joined back, so they count for the stage, though not for its rows.
+                true => input.artifact.identity([].iter()),
+                false => input.artifact.identity(declared.columns.keys().collect::<Vec<_>>().into_iter()),
+            };
+            let identity = match (declared.list, inputs.as_slice()) {
+                (false, [input]) => one(input),
+                (_, many) => InputIdentity::List { items: many.iter().map(one).collect() },
+            };
+            (port.clone(), identity)
+        });
+        let mut env: BTreeMap<String, Option<String>> =
+            manifest.env.iter().map(|name| (name.clone(), std::env::var(name).ok())).collect();
+        env.extend(stage.env.iter().map(|(name, value)| (name.clone(), Some(value.clone()))));
+        let toolchain = self
+            .host
+            .toolchain(manifest)
+            .map_err(|error| PlanError::Toolchain { stage: stage.name.clone(), error })?;
+        let measured = manifest.determinism == Determinism::Measured;
+        Ok(Preimage {
+            schema: key::SCHEMA,
+            kind: manifest.name.clone(),
+            program: self.program(stage)?,
+            params: stage.params.clone(),
+            inputs: identities.collect(),
+            outputs: stage.command.is_some().then(|| declared_outputs(stage)),
+            env,
+            secrets: stage.secrets.clone(),
+            toolchain,
+            device: measured.then(|| self.host.device(stage.resources.gpu)),
+            rows_of: None,
+        })
+    }
+
+    fn program(&self, stage: &Stage) -> Result<ProgramIdentity, PlanError> {
+        let Some(command) = &stage.command else {
+            let kind = self.catalog.kind(&stage.kind.name).expect("the spec names only known kinds");
+            return Ok(kind.identity.clone());
+        };
+        let command = match command {
+            Command::Shell(text) => Value::from(text.as_str()),
+            Command::Words(words) => json!(words),
+        };
+        let files = self.command_files(stage).and_then(|files| catalog::digests(&files));
+        let files = files.map_err(|error| PlanError::Program {
+            location: stage.location.to_string(),
+            stage: stage.name.clone(),
+            error,
+        })?;
+        Ok(ProgramIdentity::Command { command, files })
+    }
+
+    /// Files that a `uses: run` stage declares, by path relative to the pipeline's folder.
+    pub fn command_files(&self, stage: &Stage) -> Result<Vec<(String, std::path::PathBuf)>, ArtifactError> {
+        let mut files = Vec::new();
+        for source in &stage.kind.sources {
+            files.extend(catalog::source_files(&self.pipeline.folder, source)?);
+        }
+        Ok(files)
+    }
+}
+
+fn declared_outputs(stage: &Stage) -> Value {
+    let port = |port: &cuda_agent_protocol::manifest::OutputPort| {
+        let columns: Vec<Value> = port.columns.iter().map(|c| json!([c.name, c.column_type])).collect();
+        json!([port.port_type, columns])
+    };
+    stage.kind.outputs.iter().map(|(name, output)| (name.clone(), port(output))).collect::<serde_json::Map<_, _>>().into()
+}

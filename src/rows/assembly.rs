@@ -1,0 +1,119 @@
+//! Putting a by-row stage's tables together: input order, duplicates fanned out, the input's columns joined back.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, RecordBatch, UInt64Array};
+use arrow::compute::{concat_batches, take};
+use arrow::datatypes::{Field, Schema};
+
+use super::index::{Place, RowError, RowIndex};
+use super::segment::{self, RowOutcome, SegmentSchema};
+use crate::artifact::ArtifactError;
+use crate::digest::Digest;
+use crate::store::Store;
+
+/// Results of the rows that a stage needs, each once.
+pub struct Results {
+    batch: RecordBatch,
+    at: HashMap<Digest, u32>,
+}
+
+impl Results {
+    /// Reads the results of `rows` out of the store. A row without one is left out; see [`Results::missing`].
+    pub async fn load(
+        store: &Store,
+        base: &Digest,
+        index: &RowIndex,
+        rows: &[Digest],
+        schema: &SegmentSchema,
+    ) -> Result<Self, RowError> {
+        let mut wanted: HashMap<u32, Vec<(u32, Digest)>> = HashMap::new();
+        let mut seen = std::collections::HashSet::new();
+        for row in rows.iter().filter(|row| seen.insert(**row)) {
+            if let Some(Place { segment, row: place }) = index.find(row) {
+                wanted.entry(segment).or_default().push((place, *row));
+            }
+        }
+        let mut results = Self { batch: RecordBatch::new_empty(schema.schema.clone()), at: HashMap::new() };
+        let mut parts = Vec::new();
+        let mut segments: Vec<_> = wanted.into_iter().collect();
+        segments.sort_unstable_by_key(|(segment, _)| *segment);
+        let mut count = 0;
+        for (segment, places) in segments {
+            let Some(bytes) = store.segment(base, &index.segments[segment as usize]).await? else { continue };
+            let batches = segment::decode(bytes)?;
+            let Some(first) = batches.first() else { continue };
+            let whole = concat_batches(&first.schema(), &batches).map_err(contract)?;
+            let rows: UInt64Array = places.iter().map(|(place, _)| u64::from(*place)).collect();
+            parts.push(take_rows(&whole, &rows)?.with_schema(schema.schema.clone()).map_err(contract)?);
+            for (_, digest) in places {
+                results.at.insert(digest, count);
+                count += 1;
+            }
+        }
+        results.batch = concat_batches(&schema.schema, &parts).map_err(contract)?;
+        Ok(results)
+    }
+
+    /// Rows that have no result.
+    pub fn missing<'a>(&self, rows: &'a [Digest]) -> Vec<&'a Digest> {
+        rows.iter().filter(|row| !self.at.contains_key(row)).collect()
+    }
+
+    /// How many of the rows are rejected.
+    pub fn rejected(&self) -> u64 {
+        segment::outcomes(&self.batch).iter().filter(|outcome| **outcome == RowOutcome::Rejected).count() as u64
+    }
+
+    /// The table of each output port.
+    pub fn assemble(
+        &self,
+        input: &RecordBatch,
+        rows: &[Digest],
+        schema: &SegmentSchema,
+    ) -> Result<Vec<(String, RecordBatch)>, ArtifactError> {
+        let mut tables = Vec::new();
+        for (number, (port, fields)) in schema.ports.iter().enumerate() {
+            let (ranges, items) = segment::port_items(self.batch.column(4 + number));
+            let (mut left, mut right) = (Vec::new(), Vec::new());
+            for (position, digest) in rows.iter().enumerate() {
+                let Some(at) = self.at.get(digest) else { continue };
+                let (start, length) = ranges[*at as usize];
+                for item in start..start + length {
+                    left.push(position as u64);
+                    right.push(item as u64);
+                }
+            }
+            let (left, right) = (UInt64Array::from(left), UInt64Array::from(right));
+            let mut columns: Vec<ArrayRef> = Vec::new();
+            let mut names: Vec<Arc<Field>> = Vec::new();
+            for (field, column) in input.schema().fields().iter().zip(input.columns()) {
+                columns.push(take(column, &left, None).map_err(contract)?);
+                names.push(Arc::new(field.as_ref().clone().with_nullable(true)));
+            }
+            for (field, column) in fields.iter().zip(items.columns()) {
+                if input.schema().column_with_name(field.name()).is_some() {
+                    return Err(ArtifactError::Contract(format!(
+                        "output `{port}`: the column `{}` is in the input too, and both would be in the table",
+                        field.name()
+                    )));
+                }
+                columns.push(take(column, &right, None).map_err(contract)?);
+                names.push(field.clone());
+            }
+            let table = RecordBatch::try_new(Arc::new(Schema::new(names)), columns).map_err(contract)?;
+            tables.push((port.clone(), table));
+        }
+        Ok(tables)
+    }
+}
+
+fn take_rows(batch: &RecordBatch, rows: &UInt64Array) -> Result<RecordBatch, ArtifactError> {
+    let columns: Result<Vec<ArrayRef>, _> = batch.columns().iter().map(|column| take(column, rows, None)).collect();
+    RecordBatch::try_new(batch.schema(), columns.map_err(contract)?).map_err(contract)
+}
+
+fn contract(error: impl std::fmt::Display) -> ArtifactError {
+    ArtifactError::Contract(error.to_string())
+}

@@ -1,0 +1,111 @@
+//! What the store keeps besides blobs: records, run manifests, tags.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::artifact::Artifact;
+use crate::digest::Digest;
+use crate::key::Preimage;
+
+/// What a stage made, filed under its key.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// 1.
+    pub schema: u32,
+    /// The key, which the pre-image digests to.
+    pub key: Digest,
+    /// The stage kind.
+    pub kind: String,
+    /// Random; tells our own write from a rival's.
+    pub nonce: String,
+    /// Everything that counted.
+    pub preimage: Preimage,
+    /// By port.
+    pub outputs: BTreeMap<String, Artifact>,
+    /// Seconds since 1970.
+    pub created_at: f64,
+    /// The run that made it.
+    pub run: String,
+    /// Seconds that the program took.
+    pub duration_s: f64,
+    /// For by-row stages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<RowCounts>,
+    /// The last value of each metric that the program sent.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metrics: BTreeMap<String, f64>,
+}
+
+/// How a by-row stage came by its rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowCounts {
+    /// Input rows.
+    pub total: u64,
+    /// Distinct rows that a program did in this run.
+    pub executed: u64,
+    /// Distinct rows that were in the store.
+    pub reused: u64,
+    /// Distinct rows that are at fault themselves.
+    pub rejected: u64,
+    /// Distinct rows that failed from outside causes and were allowed to.
+    #[serde(default)]
+    pub failed: u64,
+}
+
+/// How a commit ended.
+#[derive(Clone, Debug)]
+pub struct Commit {
+    /// The generation that counts.
+    pub generation: u32,
+    /// Its record: ours, or the winner's.
+    pub record: Record,
+    /// Whether it is ours.
+    pub ours: bool,
+}
+
+/// A run, as the store remembers it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunManifest {
+    /// 1.
+    pub schema: u32,
+    /// Starts with the time, so that names sort by it.
+    pub run: String,
+    /// The pipeline's name.
+    pub pipeline: String,
+    /// Seconds since 1970.
+    pub started_at: f64,
+    /// The last sign of life.
+    pub heartbeat_at: f64,
+    /// Absent while it goes on, or when it was killed.
+    pub ended_at: Option<f64>,
+    /// `running`, `done`, `failed` or `interrupted`.
+    pub outcome: String,
+    /// Parameters of the pipeline.
+    pub params: BTreeMap<String, Value>,
+    /// By stage.
+    pub stages: BTreeMap<String, StageEntry>,
+}
+
+/// A stage in a run's manifest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StageEntry {
+    /// Absent where it never became known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<Digest>,
+    /// `hit`, `done`, `failed`, `skipped`, `cancelled` or `waiting`.
+    pub outcome: String,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// What a tag names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tag {
+    /// The record.
+    pub key: Digest,
+    /// Its output.
+    pub output: String,
+}
