@@ -1,5 +1,6 @@
 //! A text that errors point into, and places in it.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -12,11 +13,13 @@ pub(crate) struct Document {
     pub file: String,
     pub text: String,
     tree: OnceLock<Result<Arc<Node>, SyntaxError>>,
+    /// Where each line begins.
+    lines: OnceLock<Vec<usize>>,
 }
 
 impl Document {
     pub fn new(file: impl Into<String>, text: impl Into<String>) -> Arc<Self> {
-        Arc::new(Self { file: file.into(), text: text.into(), tree: OnceLock::new() })
+        Arc::new(Self { file: file.into(), text: text.into(), tree: OnceLock::new(), lines: OnceLock::new() })
     }
 
     /// The tree, read at the first call.
@@ -26,9 +29,16 @@ impl Document {
 
     /// Line and column, both from 1, of a byte; columns count characters.
     pub fn position(&self, byte: usize) -> (usize, usize) {
-        let before = &self.text[..floor(&self.text, byte)];
-        let start = before.rfind('\n').map_or(0, |at| at + 1);
-        (before.bytes().filter(|byte| *byte == b'\n').count() + 1, before[start..].chars().count() + 1)
+        let byte = floor(&self.text, byte);
+        let line = self.lines().partition_point(|start| *start <= byte);
+        (line, self.text[self.lines()[line - 1]..byte].chars().count() + 1)
+    }
+
+    fn lines(&self) -> &[usize] {
+        self.lines.get_or_init(|| {
+            let ends = self.text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
+            std::iter::once(0).chain(ends.map(|(at, _)| at + 1)).collect()
+        })
     }
 
     /// The bytes that a place covers; where it can't be found, those of the nearest thing around it.
@@ -37,12 +47,12 @@ impl Document {
             Ok(root) => find(root, place),
             Err(_) => 0..0,
         };
-        let span = self.first_line(span);
-        let narrowed = place.needle.as_deref().and_then(|needle| self.text[span.clone()].find(needle));
-        match (narrowed, &place.needle) {
-            (Some(at), Some(needle)) => span.start + at..span.start + at + needle.len(),
-            _ => span,
-        }
+        let inside = floor(&self.text, span.start)..floor(&self.text, span.end);
+        let narrowed = place.needle.as_deref().and_then(|needle| {
+            let at = inside.start + self.text.get(inside.clone())?.find(needle)?;
+            Some(at..at + needle.len())
+        });
+        narrowed.unwrap_or_else(|| self.first_line(span))
     }
 
     /// Carets under several lines say less than carets under the first.
@@ -110,10 +120,38 @@ impl Place {
         self.needle = Some(needle.into());
         self
     }
+}
 
-    /// Whether `self` is `other` or lies inside it.
-    pub fn is_within(&self, other: &Place) -> bool {
-        self.document == other.document && self.steps.starts_with(&other.steps)
+/// Parts of documents that couldn't be read.
+#[derive(Debug, Default)]
+pub(crate) struct Broken(HashSet<(usize, Vec<Step>)>);
+
+impl Broken {
+    pub fn add(&mut self, place: Place) {
+        self.0.insert((place.document, place.steps));
+    }
+
+    pub fn extend(&mut self, other: Broken) {
+        self.0.extend(other.0);
+    }
+
+    pub fn places(&self) -> impl Iterator<Item = (usize, &[Step])> {
+        self.0.iter().map(|(document, steps)| (*document, steps.as_slice()))
+    }
+
+    /// Whether a place is broken, or something around it.
+    pub fn covers(&self, place: &Place) -> bool {
+        let prefix = |length| self.0.contains(&(place.document, place.steps[..length].to_vec()));
+        !self.0.is_empty() && (0..=place.steps.len()).any(prefix)
+    }
+
+    /// Whether something inside a place is broken.
+    pub fn is_inside(&self, place: &Place) -> bool {
+        self.places().any(|(document, steps)| document == place.document && steps.starts_with(&place.steps))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 }
 
@@ -123,12 +161,10 @@ fn find(root: &Node, place: &Place) -> Range<usize> {
     let mut found = true;
     for step in &place.steps {
         let next = match (&node.target().content, step) {
-            (Content::Map(entries), Step::Key(key)) => {
-                entries.iter().find(|entry| entry.key.as_ref() == Some(key)).map(|entry| {
-                    key_span = Some(entry.key_span.clone());
-                    &entry.value
-                })
-            }
+            (Content::Map(entries), Step::Key(key)) => entries.get(key).map(|entry| {
+                key_span = Some(entry.key_span.clone());
+                &entry.value
+            }),
             (Content::List(items), Step::Index(index)) => items.get(*index).inspect(|_| key_span = None),
             _ => None,
         };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 use serde::Serialize;
 
-use super::document::{Document, Place};
+use super::document::{Broken, Document, Place};
 
 /// More than this many errors are counted rather than shown.
 const SHOWN: usize = 100;
@@ -80,8 +80,7 @@ pub struct SpecErrors {
 impl SpecErrors {
     /// All errors in the look of rustc, and how many they are.
     pub fn render(&self, color: bool) -> String {
-        let mut text: String =
-            self.errors.iter().take(SHOWN).map(|error| error.render(color) + "\n\n").collect();
+        let mut text: String = self.errors.iter().take(SHOWN).map(|error| error.render(color) + "\n\n").collect();
         let count = self.errors.len();
         if count > SHOWN {
             text.push_str(&format!("{SHOWN} of {count} errors are shown\n"));
@@ -162,9 +161,12 @@ impl Problem {
     }
 
     /// Whether a part that is already known to be broken explains this.
-    pub fn follows_from(&self, broken: &[Place]) -> bool {
+    pub fn follows_from(&self, broken: &Broken) -> bool {
+        if broken.is_empty() {
+            return false;
+        }
         let whole = self.missing.iter().fold(self.place.clone(), |place, field| place.key(field));
-        broken.iter().any(|place| whole.is_within(place))
+        broken.covers(&whole)
     }
 }
 
@@ -187,7 +189,7 @@ pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a s
 
 /// `` `a`, `b` and `c` ``, shortened where there are many.
 pub(crate) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
-    const MOST: usize = 12;
+    const MOST: usize = 16;
     let names: Vec<String> = names.into_iter().map(|name| format!("`{name}`")).collect();
     match names.as_slice() {
         [] => "none".to_owned(),

@@ -77,7 +77,10 @@ fn check(manifest: &Manifest) -> Vec<Problem> {
         problems.push(problem.hint("versions look like `1.2.0`"));
     }
     if manifest.summary.trim().is_empty() {
-        problems.push(Problem::new(root.clone().key("summary"), "`summary` is empty").hint("say in one sentence what the kind does"));
+        problems.push(
+            Problem::new(root.clone().key("summary"), "`summary` is empty")
+                .hint("say in one sentence what the kind does"),
+        );
     }
     if manifest.run.first().is_none_or(|word| word.trim().is_empty()) {
         let problem = Problem::new(root.clone().key("run"), "`run` is empty");
@@ -107,7 +110,9 @@ fn is_version(version: &str) -> bool {
     };
     let parts: Vec<&str> = numbers.split('.').collect();
     let is_number = |part: &&str| {
-        !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) && (part.len() == 1 || !part.starts_with('0'))
+        !part.is_empty()
+            && part.bytes().all(|byte| byte.is_ascii_digit())
+            && (part.len() == 1 || !part.starts_with('0'))
     };
     let label_fits = |label: &str| {
         !label.is_empty() && label.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '+'))
@@ -118,7 +123,8 @@ fn is_version(version: &str) -> bool {
 fn check_ports(manifest: &Manifest, problems: &mut Vec<Problem>) {
     let root = Place::root(0);
     let inputs = manifest.inputs.iter().map(|(name, port)| ("inputs", name, port.port_type, port.columns.is_empty()));
-    let outputs = manifest.outputs.iter().map(|(name, port)| ("outputs", name, port.port_type, port.columns.is_empty()));
+    let outputs =
+        manifest.outputs.iter().map(|(name, port)| ("outputs", name, port.port_type, port.columns.is_empty()));
     for (section, name, port_type, without_columns) in inputs.chain(outputs) {
         let place = root.clone().key(section).key(name);
         if !is_name(name) {
@@ -127,7 +133,10 @@ fn check_ports(manifest: &Manifest, problems: &mut Vec<Problem>) {
         }
         if !port_type.is_table() && !without_columns {
             let message = format!("`{name}` is a {port_type}, which has no columns");
-            problems.push(Problem::new(place.key("columns").name(), message).hint("tables have: `tasks`, `table`, `trajectories`"));
+            problems.push(
+                Problem::new(place.key("columns").name(), message)
+                    .hint("tables have: `tasks`, `table`, `trajectories`"),
+            );
         }
     }
     for (name, port) in &manifest.outputs {
@@ -184,9 +193,15 @@ fn check_by_row(manifest: &Manifest, problems: &mut Vec<Problem>) {
             problems.push(Problem::new(port, message).hint(hint));
             None
         }
-        Some(input) if !input.port_type.is_table() => Some(format!("by-row input `{}` must be a table, not a {}", by_row.port, input.port_type)),
-        Some(input) if input.columns.is_empty() => Some(format!("by-row input `{}` must declare the columns that it reads", by_row.port)),
-        Some(input) if input.optional || input.list => Some(format!("by-row input `{}` can be neither optional nor a list", by_row.port)),
+        Some(input) if !input.port_type.is_table() => {
+            Some(format!("by-row input `{}` must be a table, not a {}", by_row.port, input.port_type))
+        }
+        Some(input) if input.columns.is_empty() => {
+            Some(format!("by-row input `{}` must declare the columns that it reads", by_row.port))
+        }
+        Some(input) if input.optional || input.list => {
+            Some(format!("by-row input `{}` can be neither optional nor a list", by_row.port))
+        }
         Some(_) => None,
     };
     if let Some(message) = message {
@@ -194,7 +209,9 @@ fn check_by_row(manifest: &Manifest, problems: &mut Vec<Problem>) {
         let elsewhere = Problem::new(Place::root(0).key("inputs").key(&by_row.port).name(), message);
         problems.push(elsewhere.missing(["columns"]));
     }
-    for (name, output) in manifest.outputs.iter().filter(|(_, output)| !output.port_type.is_table() || output.columns.is_empty()) {
+    for (name, output) in
+        manifest.outputs.iter().filter(|(_, output)| !output.port_type.is_table() || output.columns.is_empty())
+    {
         let what = if output.port_type.is_table() { "declare its columns" } else { "be a table" };
         let message = format!("output `{name}` of a by-row kind must {what}");
         problems.push(Problem::new(Place::root(0).key("outputs").key(name).name(), message).missing(["columns"]));

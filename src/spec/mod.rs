@@ -32,7 +32,7 @@ pub use project::{Project, parse_project};
 pub use schema::schema;
 pub use types::{Command, Pipeline, Retry, SecretSource, Source, Stage};
 
-use document::{Document, Place};
+use document::{Broken, Document, Place};
 use error::Problem;
 use resolve::Files;
 
@@ -66,7 +66,7 @@ pub fn parse_pipeline(
 ) -> Result<Pipeline, SpecErrors> {
     let main = Document::new(file.display().to_string(), text);
     if let Ok(raw) = serde_yaml::from_str::<raw::Pipeline>(text) {
-        let mut files = Files { documents: vec![Arc::clone(&main)], raws: vec![raw], broken: Vec::new() };
+        let mut files = Files { documents: vec![Arc::clone(&main)], raws: vec![raw], broken: Broken::default() };
         let mut loader = Loader { include, seen: HashSet::from([folder.join(file_name(file))]), problems: Vec::new() };
         loader.fast(&mut files, 0, folder);
         if loader.problems.is_empty() {
@@ -89,7 +89,7 @@ fn explain(
     include: Include,
 ) -> SpecErrors {
     let mut loader = Loader { include, seen: HashSet::from([folder.join(file_name(file))]), problems: Vec::new() };
-    let mut files = Files { documents: Vec::new(), raws: Vec::new(), broken: Vec::new() };
+    let mut files = Files { documents: Vec::new(), raws: Vec::new(), broken: Broken::default() };
     loader.careful(&mut files, Arc::clone(&main), folder);
     let mut problems = loader.problems;
     let syntax_is_wrong = files.documents.iter().any(|document| document.tree().is_err());
@@ -164,7 +164,14 @@ impl Loader<'_> {
     }
 
     /// The included file and its folder.
-    fn load(&mut self, files: &Files, index: usize, item: usize, path: &str, folder: &Path) -> Option<(Arc<Document>, PathBuf)> {
+    fn load(
+        &mut self,
+        files: &Files,
+        index: usize,
+        item: usize,
+        path: &str,
+        folder: &Path,
+    ) -> Option<(Arc<Document>, PathBuf)> {
         let place = Place::root(index).key("include").index(item);
         let full = tidy(&folder.join(path));
         if !self.seen.insert(full.clone()) {

@@ -172,7 +172,11 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Entries<T> {
 fn repeated<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Option<&'a str> {
     // Most mappings have a handful of entries, for which a set costs more than it saves.
     if names.clone().nth(8).is_none() {
-        return names.clone().enumerate().find(|(index, name)| names.clone().take(*index).any(|other| other == *name)).map(|(_, name)| name);
+        return names
+            .clone()
+            .enumerate()
+            .find(|(index, name)| names.clone().take(*index).any(|other| other == *name))
+            .map(|(_, name)| name);
     }
     let mut seen = HashSet::new();
     names.into_iter().find(|name| !seen.insert(*name))

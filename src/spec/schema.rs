@@ -49,7 +49,8 @@ fn kind_condition(kind: &Manifest) -> Value {
         (name.clone(), json!({"description": sentence(&format!("`{}`{several}", port.port_type), &port.doc)}))
     };
     let inputs: Map<String, Value> = kind.inputs.iter().map(input).collect();
-    let needed_inputs: Vec<&String> = kind.inputs.iter().filter(|(_, port)| !port.optional).map(|(name, _)| name).collect();
+    let needed_inputs: Vec<&String> =
+        kind.inputs.iter().filter(|(_, port)| !port.optional).map(|(name, _)| name).collect();
     let needed_params: Vec<&String> =
         kind.params.iter().filter(|(_, param)| param.default.is_none()).map(|(name, _)| name).collect();
     let mut required = Vec::new();

@@ -9,9 +9,9 @@ use cuda_agent_protocol::ColumnType;
 use cuda_agent_protocol::manifest::bytes;
 use serde_json::{Map, Value};
 
-use super::document::{Document, Place};
+use super::document::{Broken, Document, Place};
 use super::error::{Problem, did_you_mean, list};
-use super::tree::{Content, Entry, Node};
+use super::tree::{Content, Entries, Entry, Node};
 
 /// What may stand at one place of a file.
 #[derive(Debug)]
@@ -100,7 +100,11 @@ static RETRY: Record = Record {
     what: "`retry`",
     fields: &[
         field("attempts", Shape::Any("a whole number"), "Tries after the first."),
-        field("backoff", Shape::Any("a duration such as 1s"), "Wait before the second try, doubled for each further one."),
+        field(
+            "backoff",
+            Shape::Any("a duration such as 1s"),
+            "Wait before the second try, doubled for each further one.",
+        ),
         field("max_backoff", Shape::Any("a duration such as 1m"), "Longest wait."),
     ],
 };
@@ -130,9 +134,17 @@ pub(crate) static STAGE: Record = Record {
         field("with", VALUES, "Parameters of the kind."),
         field("matrix", VALUES, "Makes one stage for each combination of the values of its axes."),
         field("tags", WORDS, "For selection with `tag:NAME`."),
-        field("when", Shape::Any("a boolean, `${params.x}` or `${params.x} == value`"), "Leaves the stage out where it is false."),
+        field(
+            "when",
+            Shape::Any("a boolean, `${params.x}` or `${params.x} == value`"),
+            "Leaves the stage out where it is false.",
+        ),
         field("resources", Shape::Record(&RESOURCES), "What it needs, instead of what its kind says."),
-        field("retry", Shape::Either(&[Shape::Any("a whole number"), Shape::Record(&RETRY)]), "How often to try again."),
+        field(
+            "retry",
+            Shape::Either(&[Shape::Any("a whole number"), Shape::Record(&RETRY)]),
+            "How often to try again.",
+        ),
         field("timeout", Shape::Any("a duration such as 2h"), "Ends the stage after this long."),
         field("env", Shape::Map(&Shape::Written), "Environment variables; they count in the key."),
         field("secrets", WORDS, "Names of the pipeline's secrets that it sees as environment variables."),
@@ -142,7 +154,11 @@ pub(crate) static STAGE: Record = Record {
             Shape::Either(&[Shape::Text, Shape::List(&Shape::Written)]),
             "For `uses: run`: text for `sh -euc`, or a list of words.",
         ),
-        field("outputs", Shape::Map(&Shape::Either(&[PORT_TYPES, Shape::Record(&OUTPUT)])), "For `uses: run`: its output ports."),
+        field(
+            "outputs",
+            Shape::Map(&Shape::Either(&[PORT_TYPES, Shape::Record(&OUTPUT)])),
+            "For `uses: run`: its output ports.",
+        ),
         field("files", WORDS, "For `uses: run`: files that the command needs, relative to the pipeline's folder."),
     ],
 };
@@ -238,8 +254,10 @@ static KIND_RESOURCES: Record = Record {
     ],
 };
 
-static TOOLCHAIN: Record =
-    Record { what: "`toolchain`", fields: &[field("python", WRITTEN_WORDS, "Python distributions whose versions count.")] };
+static TOOLCHAIN: Record = Record {
+    what: "`toolchain`",
+    fields: &[field("python", WRITTEN_WORDS, "Python distributions whose versions count.")],
+};
 
 static BY_ROW: Record = Record {
     what: "`by_row`",
@@ -303,23 +321,26 @@ pub(crate) struct Reading {
     pub value: Value,
     pub problems: Vec<Problem>,
     /// The parts that were left out.
-    pub broken: Vec<Place>,
+    pub broken: Broken,
 }
 
 /// Reads document number `index` as a `record`, and gathers all that is wrong with its structure.
 pub(crate) fn read(document: &Document, index: usize, record: &'static Record) -> Reading {
     let root = Place::root(index);
-    let mut reader = Reader { problems: Vec::new(), broken: Vec::new(), left: document.text.len() * 100 + 10_000 };
+    let mut reader =
+        Reader { problems: Vec::new(), broken: Broken::default(), left: document.text.len() * 100 + 10_000 };
     let value = match document.tree() {
         Ok(node) => reader.record(record, node, &root, true),
         Err(error) => {
             let problem = Problem::new(root.clone(), format!("YAML syntax: {}", error.message));
-            reader.problems.push(problem.maybe_hint(syntax_hint(&document.text, error.at)).at(marked(document, error.at)));
+            reader
+                .problems
+                .push(problem.maybe_hint(syntax_hint(&document.text, error.at)).at(marked(document, error.at)));
             None
         }
     };
     let value = value.unwrap_or_else(|| {
-        reader.broken.push(root);
+        reader.broken.add(root);
         Value::Object(Map::new())
     });
     Reading { value, problems: reader.problems, broken: reader.broken }
@@ -351,7 +372,7 @@ fn syntax_hint(text: &str, at: usize) -> Option<String> {
 
 struct Reader {
     problems: Vec<Problem>,
-    broken: Vec<Place>,
+    broken: Broken,
     /// How many more nodes may be read: aliases of aliases can stand for more than any memory holds.
     left: usize,
 }
@@ -373,7 +394,7 @@ impl Reader {
             (Shape::Any(_), _) => self.any(target, place),
             (Shape::Either(shapes), content) => self.either(shape, shapes, content, node, place),
             (Shape::List(item), Content::List(items)) => Some(self.list(item, items, place)),
-            (Shape::Map(item), Content::Map(entries)) => Some(self.map(item, entries, place)),
+            (Shape::Map(item), Content::Map(entries)) => Some(self.map(item, &entries.list, place)),
             (Shape::Record(record), _) => self.record(record, node, place, false),
             (_, Content::Scalar(scalar)) => match scalar_of(shape, &scalar.text, scalar.value.as_ref()) {
                 Ok(value) => Some(value),
@@ -383,7 +404,14 @@ impl Reader {
         }
     }
 
-    fn either(&mut self, whole: &Shape, shapes: &[Shape], content: &Content, node: &Node, place: &Place) -> Option<Value> {
+    fn either(
+        &mut self,
+        whole: &Shape,
+        shapes: &[Shape],
+        content: &Content,
+        node: &Node,
+        place: &Place,
+    ) -> Option<Value> {
         let fitting = shapes.iter().find(|shape| match shape {
             Shape::List(_) => matches!(content, Content::List(_)),
             Shape::Map(_) | Shape::Record(_) => matches!(content, Content::Map(_)),
@@ -417,14 +445,14 @@ impl Reader {
     }
 
     fn record(&mut self, record: &'static Record, node: &Node, place: &Place, is_root: bool) -> Option<Value> {
-        let Content::Map(entries) = &node.target().content else {
+        let Content::Map(Entries { list: entries, .. }) = &node.target().content else {
             let message = match place.steps.last() {
                 _ if is_root && node.is_null() => "the file is empty".to_owned(),
                 None => format!("{} must be a mapping, not {}", record.what, node.describe()),
                 Some(_) => format!("{} must be a mapping, not {}", subject(place), node.describe()),
             };
             let hint = format!("{} has: {}", record.what, list(record.fields.iter().map(|field| field.name)));
-            self.broken.push(place.clone());
+            self.broken.add(place.clone());
             self.problems.push(Problem::new(place.clone(), message).hint(hint));
             return None;
         };
@@ -481,7 +509,7 @@ impl Reader {
         let all = format!("{} has: {}", record.what, list(names));
         let problem = Problem::new(place.clone().name(), format!("unknown field `{key}` in {}", record.what));
         self.problems.push(problem.hint(hint.unwrap_or(all)));
-        self.broken.push(place);
+        self.broken.add(place);
     }
 
     fn missing_field(&mut self, record: &Record, field: &Field, entries: &[Entry], place: &Place) {
@@ -491,11 +519,12 @@ impl Reader {
             .iter()
             .filter_map(|entry| entry.key.as_deref())
             .filter(|key| !names().any(|name| name == *key))
-            .any(|key| super::error::nearest(key, [field.name]).is_some());
-        self.broken.push(place.clone().key(field.name));
+            .any(|key| key == "<<" || super::error::nearest(key, [field.name]).is_some());
+        self.broken.add(place.clone().key(field.name));
         if !misspelt {
-            let problem = Problem::new(place.clone().name(), format!("{} needs `{}`", named(place, record), field.name));
-            self.problems.push(problem.hint(format!("{}: {}", field.name, field.doc)));
+            let problem =
+                Problem::new(place.clone().name(), format!("{} needs `{}`", named(place, record), field.name));
+            self.problems.push(problem.hint(format!("`{}`: {}", field.name, field.doc)));
         }
     }
 
@@ -507,20 +536,21 @@ impl Reader {
                 None => self.refuse(place, format!("{} is no finite number of 64 bits", scalar.text)),
             },
             Content::List(items) => Some(self.list(&Shape::Any("a value"), items, place)),
-            Content::Map(entries) => Some(self.map(&Shape::Any("a value"), entries, place)),
+            Content::Map(entries) => Some(self.map(&Shape::Any("a value"), &entries.list, place)),
             Content::Alias(target) => self.any(target, place),
         }
     }
 
     fn wrong(&mut self, shape: &Shape, node: &Node, place: &Place, hint: Option<String>) -> Option<Value> {
         let message = format!("{} must be {}, not {}", subject(place), shape.expected(), node.describe());
-        self.broken.push(place.clone());
+        self.broken.add(place.clone());
+        let hint = hint.or_else(|| correction(shape, node.target()));
         self.problems.push(Problem::new(place.clone(), message).maybe_hint(hint));
         None
     }
 
     fn refuse(&mut self, place: &Place, message: String) -> Option<Value> {
-        self.broken.push(place.clone());
+        self.broken.add(place.clone());
         self.problems.push(Problem::new(place.clone(), message));
         None
     }
@@ -534,7 +564,9 @@ fn scalar_of(shape: &Shape, text: &str, value: Option<&Value>) -> Result<Value, 
         Shape::Text if !text.is_empty() => Err(Some(format!("put it in quotes: \"{text}\""))),
         Shape::Written => Ok(Value::from(text)),
         Shape::Boolean => value.filter(|value| value.is_boolean()).cloned().ok_or_else(|| boolean_hint(text)),
-        Shape::Whole => value.filter(|value| value.as_u64().is_some_and(|n| n <= u64::from(u32::MAX))).cloned().ok_or(None),
+        Shape::Whole => {
+            value.filter(|value| value.as_u64().is_some_and(|n| n <= u64::from(u32::MAX))).cloned().ok_or(None)
+        }
         Shape::Number => value.filter(|value| value.is_number()).cloned().ok_or(None),
         Shape::Size if value.is_some_and(Value::is_u64) => Ok(value.cloned().unwrap_or_default()),
         Shape::Size => match bytes::parse(text) {
@@ -548,6 +580,19 @@ fn scalar_of(shape: &Shape, text: &str, value: Option<&Value>) -> Result<Value, 
         Shape::Choice(choices) if choices.contains(&text) => Ok(Value::from(text)),
         Shape::Choice(choices) => Err(did_you_mean(text, choices.iter().copied())),
         _ => Err(None),
+    }
+}
+
+/// The same thing as it should have been written, where that is plain.
+fn correction(shape: &Shape, node: &Node) -> Option<String> {
+    let Content::Scalar(scalar) = &node.content else { return None };
+    match shape {
+        _ if node.is_null() => None,
+        Shape::List(_) => Some(format!("write `[{}]`", scalar.text)),
+        Shape::Either([Shape::Text, Shape::List(Shape::Written)]) => {
+            Some(format!("put it in quotes: \"{}\"", scalar.text))
+        }
+        _ => None,
     }
 }
 

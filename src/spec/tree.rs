@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 use serde_json::{Number, Value};
@@ -27,7 +27,7 @@ pub(crate) struct Node {
 pub(crate) enum Content {
     Scalar(Scalar),
     List(Vec<Arc<Node>>),
-    Map(Vec<Entry>),
+    Map(Entries),
     /// `*anchor`, with what the anchor stands for.
     Alias(Arc<Node>),
 }
@@ -38,6 +38,30 @@ pub(crate) struct Scalar {
     pub text: String,
     /// `None` where it is a number that no JSON can hold.
     pub value: Option<Value>,
+}
+
+/// The entries of a mapping in the order of the text.
+#[derive(Debug)]
+pub(crate) struct Entries {
+    pub list: Vec<Entry>,
+    /// Where each key comes first, made for the first search.
+    first: OnceLock<HashMap<String, usize>>,
+}
+
+impl Entries {
+    /// The first entry of that key.
+    pub fn get(&self, key: &str) -> Option<&Entry> {
+        let first = self.first.get_or_init(|| {
+            let mut first = HashMap::with_capacity(self.list.len());
+            for (index, entry) in self.list.iter().enumerate() {
+                if let Some(key) = &entry.key {
+                    first.entry(key.clone()).or_insert(index);
+                }
+            }
+            first
+        });
+        first.get(key).map(|index| &self.list[*index])
+    }
 }
 
 #[derive(Debug)]
@@ -197,17 +221,17 @@ impl Builder<'_> {
 }
 
 /// Keys and values come one after the other.
-fn entries(items: Vec<Arc<Node>>) -> Vec<Entry> {
-    let mut entries = Vec::with_capacity(items.len() / 2);
+fn entries(items: Vec<Arc<Node>>) -> Entries {
+    let mut list = Vec::with_capacity(items.len() / 2);
     let mut items = items.into_iter();
     while let (Some(key), Some(value)) = (items.next(), items.next()) {
         let text = match &key.target().content {
             Content::Scalar(scalar) => Some(scalar.text.clone()),
             _ => None,
         };
-        entries.push(Entry { key: text, key_span: key.span.clone(), value });
+        list.push(Entry { key: text, key_span: key.span.clone(), value });
     }
-    entries
+    Entries { list, first: OnceLock::new() }
 }
 
 /// A tag that YAML itself doesn't define.

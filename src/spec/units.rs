@@ -49,9 +49,14 @@ mod tests {
 
     #[test]
     fn durations_read() {
-        for (text, milliseconds) in
-            [("30s", 30_000), ("2h", 7_200_000), ("1h30m", 5_400_000), ("500ms", 500), ("1.5m", 90_000), ("1d", 86_400_000)]
-        {
+        for (text, milliseconds) in [
+            ("30s", 30_000),
+            ("2h", 7_200_000),
+            ("1h30m", 5_400_000),
+            ("500ms", 500),
+            ("1.5m", 90_000),
+            ("1d", 86_400_000),
+        ] {
             assert_eq!(duration(text), Some(Duration::from_millis(milliseconds)), "{text}");
         }
     }

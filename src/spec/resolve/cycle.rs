@@ -70,7 +70,8 @@ impl Resolver<'_> {
             if !seen.insert(bases) {
                 continue;
             }
-            let names: Vec<&str> = cycle.iter().chain(cycle.first()).map(|cell| self.cells[*cell].stage.name.as_str()).collect();
+            let names: Vec<&str> =
+                cycle.iter().chain(cycle.first()).map(|cell| self.cells[*cell].stage.name.as_str()).collect();
             let shown = names.join(" → ");
             let place = self.wire_place(cycle[0], cycle[cycle.len() - 1]);
             let problem = Problem::new(place, format!("cycle: {shown}"));

@@ -38,9 +38,13 @@ pub(super) fn expand(matrix: Entries<Free>, scope: &Scope, spot: &Spot, problems
     for (axis, Free(values)) in matrix.0 {
         let spot = spot.key(&axis);
         if !is_name(&axis) {
-            problems.push(Problem::new(spot.place().name(), format!("`{axis}` can't be the name of an axis")).hint(super::NAME_HINT));
+            problems.push(
+                Problem::new(spot.place().name(), format!("`{axis}` can't be the name of an axis"))
+                    .hint(super::NAME_HINT),
+            );
         }
-        let values = scope.value(values, &spot, problems).and_then(|values| axis_values(&axis, values, &spot, problems));
+        let values =
+            scope.value(values, &spot, problems).and_then(|values| axis_values(&axis, values, &spot, problems));
         if let Some(values) = values {
             axes.push((axis, values));
         }
@@ -56,7 +60,9 @@ fn axis_values(axis: &str, values: Value, spot: &Spot, problems: &mut Vec<Proble
     let Value::Array(values) = values else {
         let what = cuda_agent_protocol::manifest::describe(&values);
         let problem = Problem::new(spot.place(), format!("axis `{axis}` must be a list of values, not {what}"));
-        problems.push(problem.hint(format!("write `{axis}: [{}]`", scalar_text(&values).unwrap_or_else(|| "…".to_owned()))));
+        problems.push(
+            problem.hint(format!("write `{axis}: [{}]`", scalar_text(&values).unwrap_or_else(|| "…".to_owned()))),
+        );
         return None;
     };
     if values.is_empty() {
@@ -67,7 +73,8 @@ fn axis_values(axis: &str, values: Value, spot: &Spot, problems: &mut Vec<Proble
     for (index, value) in values.iter().enumerate() {
         let place = || spot.index(index).place();
         match scalar_text(value) {
-            None => problems.push(Problem::new(place(), format!("values of axis `{axis}` must be text, numbers or booleans"))),
+            None => problems
+                .push(Problem::new(place(), format!("values of axis `{axis}` must be text, numbers or booleans"))),
             Some(text) if !seen.insert(text.clone()) => {
                 problems.push(Problem::new(place(), format!("axis `{axis}` has the value {text} twice")));
             }

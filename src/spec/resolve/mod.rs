@@ -23,11 +23,14 @@ use self::matrix::Matrix;
 use self::overrides::Override;
 use self::substitute::Scope;
 use super::Catalog;
-use super::document::{Document, Location, Place, Spot};
+use super::document::{Broken, Document, Location, Place, Spot, Step};
 use super::error::{Problem, did_you_mean, list};
 use super::raw::{self, Entries, Free, Text};
 use super::types::{Pipeline, SecretSource, Source, Stage};
 use super::units::{is_name, is_variable};
+
+/// Stands among broken parameters where all of them may be.
+const EVERY: &str = "*";
 
 pub(super) const NAME_HINT: &str = "names are letters, digits, `_` and `-`, and don't begin with a digit or `-`";
 
@@ -37,7 +40,7 @@ pub(crate) struct Files {
     pub documents: Vec<Arc<Document>>,
     pub raws: Vec<raw::Pipeline>,
     /// Parts of them that couldn't be read.
-    pub broken: Vec<Place>,
+    pub broken: Broken,
 }
 
 /// The pipeline, as far as it could be resolved, and what is wrong with it. `documents` gets the command line added.
@@ -106,7 +109,7 @@ pub(super) struct Resolver<'a> {
     catalog: &'a dyn Catalog,
     folder: &'a Path,
     documents: &'a [Arc<Document>],
-    broken: &'a [Place],
+    broken: &'a Broken,
     overrides: Vec<Override>,
     params: BTreeMap<String, Value>,
     broken_params: Vec<String>,
@@ -123,7 +126,7 @@ impl Resolver<'_> {
     }
 
     fn is_broken(&self, place: &Place) -> bool {
-        self.broken.iter().any(|broken| place.is_within(broken))
+        self.broken.covers(place)
     }
 
     fn name(&mut self, raws: &[raw::Pipeline]) -> String {
@@ -147,7 +150,8 @@ impl Resolver<'_> {
 
     /// Takes params and secrets of all files; what is left are the stages.
     fn top_level(&mut self, raws: Vec<raw::Pipeline>) -> Vec<(usize, String, raw::Stage)> {
-        let mut stages = Vec::with_capacity(raws.iter().filter_map(|raw| raw.stages.as_ref()).map(|all| all.0.len()).sum());
+        let mut stages =
+            Vec::with_capacity(raws.iter().filter_map(|raw| raw.stages.as_ref()).map(|all| all.0.len()).sum());
         let mut owners: HashMap<String, Place> = HashMap::new();
         for (document, raw) in raws.into_iter().enumerate() {
             let root = Spot::Root(document);
@@ -214,7 +218,7 @@ impl Resolver<'_> {
             }
             _ => {
                 // A broken field of it is already told, and the name still exists.
-                let inside = self.broken.iter().any(|broken| broken.is_within(&place));
+                let inside = self.broken.is_inside(&place);
                 if !inside {
                     let message = format!("secret `{name}` needs `env` or `file`");
                     self.report(Problem::new(place.name(), message).hint(format!("write `{name}: {{ env: {name} }}`")));
@@ -227,19 +231,20 @@ impl Resolver<'_> {
 
     /// Parameters that were given but couldn't be read are not undefined.
     fn note_broken_params(&mut self) {
-        use super::document::Step;
-        let name = |place: &Place| match place.steps.as_slice() {
+        let name = |(_, steps): (usize, &[Step])| match steps {
             [Step::Key(section), Step::Key(name), ..] if section == "params" => Some(name.clone()),
+            [Step::Key(section)] if section == "params" => Some(EVERY.to_owned()),
+            [] => Some(EVERY.to_owned()),
             _ => None,
         };
-        self.broken_params = self.broken.iter().filter_map(name).collect();
+        self.broken_params = self.broken.places().filter_map(name).collect();
     }
 
     fn override_params(&mut self) {
         let overrides = std::mem::take(&mut self.overrides);
         for over in overrides.iter().filter(|over| over.stage.is_none()) {
             let Some(default) = self.params.get(&over.name) else {
-                if !self.broken_params.contains(&over.name) && !self.is_broken(&Place::root(0).key("params")) {
+                if !self.broken_params.iter().any(|broken| *broken == over.name || broken == EVERY) {
                     let names = || self.params.keys().map(String::as_str);
                     let hint = did_you_mean(&over.name, names())
                         .unwrap_or_else(|| format!("parameters of the pipeline: {}", list(names())));
@@ -312,7 +317,7 @@ impl Resolver<'_> {
         let has_matrix = raw.matrix.is_some();
         let matrix = self.matrix(raw.matrix.take(), &spot);
         let start = self.cells.len();
-        let mut unknown = matrix.is_none() || self.is_broken(&spot.key("uses").place());
+        let mut unknown = matrix.is_none() || (!self.broken.is_empty() && self.is_broken(&spot.key("uses").place()));
         if let Some(mut matrix) = matrix {
             let mut cells = std::mem::take(&mut matrix.cells);
             let last = cells.pop();
@@ -328,7 +333,15 @@ impl Resolver<'_> {
         }
     }
 
-    fn push_base(&mut self, document: usize, name: String, inputs: Entries<raw::Input>, start: usize, axes: Option<Vec<String>>, unknown: bool) {
+    fn push_base(
+        &mut self,
+        document: usize,
+        name: String,
+        inputs: Entries<raw::Input>,
+        start: usize,
+        axes: Option<Vec<String>>,
+        unknown: bool,
+    ) {
         self.index.insert(name.clone(), self.bases.len());
         let cells = start..self.cells.len();
         self.bases.push(Base { name, document, inputs, cells, axes, unknown });
@@ -347,7 +360,14 @@ impl Resolver<'_> {
     }
 
     /// Reads one cell; false where its kind or outputs stay unknown.
-    fn cell(&mut self, document: usize, name: &str, raw: raw::Stage, matrix: &Matrix, values: BTreeMap<String, Value>) -> bool {
+    fn cell(
+        &mut self,
+        document: usize,
+        name: &str,
+        raw: raw::Stage,
+        matrix: &Matrix,
+        values: BTreeMap<String, Value>,
+    ) -> bool {
         let root = Spot::Root(document);
         let stages = root.key("stages");
         let spot = stages.key(name);
@@ -384,10 +404,12 @@ impl Resolver<'_> {
     }
 
     fn read_cell(&self, reader: &mut stage::Reader, raw: raw::Stage) -> CellRead {
-        reader.refuse_misplaced(&raw);
         let uses = raw.uses.as_ref().map(|Text(uses)| uses.as_str());
         let is_run = uses == Some("run");
         let catalog_kind = uses.filter(|_| !is_run).and_then(|uses| reader.kind(self, uses));
+        if is_run || catalog_kind.is_some() {
+            reader.refuse_misplaced(&raw);
+        }
         let base = catalog_kind.as_ref().map_or_else(Resources::default, |kind| kind.resources.clone());
         let resources = reader.resources(&raw.resources, base);
         let on = reader.when(&raw.when);

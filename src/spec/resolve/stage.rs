@@ -47,7 +47,8 @@ impl Reader<'_> {
         match value.as_u64().filter(|number| *number >= least).map(u32::try_from) {
             Some(Ok(number)) => Some(number),
             _ => {
-                let wanted = if least == 0 { "a whole number".to_owned() } else { format!("a whole number from {least}") };
+                let wanted =
+                    if least == 0 { "a whole number".to_owned() } else { format!("a whole number from {least}") };
                 self.report(Problem::new(spot.place(), format!("`{name}` must be {wanted}, not {}", describe(&value))));
                 None
             }
@@ -139,7 +140,10 @@ impl Reader<'_> {
         for (name, text) in raw.unwrap_or_default().0 {
             let spot = spot.key(&name);
             if !is_variable(&name) {
-                self.report(Problem::new(spot.place().name(), format!("`{name}` can't be the name of an environment variable")));
+                self.report(Problem::new(
+                    spot.place().name(),
+                    format!("`{name}` can't be the name of an environment variable"),
+                ));
             } else if name.starts_with("CUDA_AGENT_") {
                 let problem = Problem::new(spot.place().name(), format!("`{name}` is the engine's own variable"));
                 self.report(problem.hint("choose a name that doesn't begin with `CUDA_AGENT_`"));
@@ -189,7 +193,12 @@ impl Reader<'_> {
     }
 
     /// The manifest that stands for the kind of a `uses: run` stage; its inputs follow once producers are known.
-    pub fn run_manifest(&mut self, outputs: Option<Entries<raw::Output>>, files: Option<Vec<Text>>, resources: Resources) -> Manifest {
+    pub fn run_manifest(
+        &mut self,
+        outputs: Option<Entries<raw::Output>>,
+        files: Option<Vec<Text>>,
+        resources: Resources,
+    ) -> Manifest {
         Manifest {
             name: "run".to_owned(),
             version: "1.0.0".to_owned(),
@@ -214,10 +223,15 @@ impl Reader<'_> {
         for (name, output) in outputs.unwrap_or_default().0 {
             let spot = spot.key(&name);
             if !is_name(&name) {
-                self.report(Problem::new(spot.place().name(), format!("`{name}` can't be the name of an output")).hint(super::NAME_HINT));
+                self.report(
+                    Problem::new(spot.place().name(), format!("`{name}` can't be the name of an output"))
+                        .hint(super::NAME_HINT),
+                );
             }
             let Some(port_type) = output.port_type else {
-                self.report(Problem::new(spot.place().name(), format!("output `{name}` needs `type`")).missing(["type"]));
+                self.report(
+                    Problem::new(spot.place().name(), format!("output `{name}` needs `type`")).missing(["type"]),
+                );
                 continue;
             };
             if !port_type.is_table() && !output.columns.is_empty() {
@@ -236,7 +250,8 @@ impl Reader<'_> {
         let parent = self.spot;
         let spot = parent.key("files");
         for (index, file) in files.iter().enumerate() {
-            let inside = Path::new(file).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+            let inside =
+                Path::new(file).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
             if file.is_empty() || !inside {
                 let message = format!("`{file}` must lie in the pipeline's folder");
                 let problem = Problem::new(spot.index(index).place(), message);
@@ -274,7 +289,8 @@ impl Reader<'_> {
         let parent = self.spot;
         let spot = parent.key("when");
         let comparison = value.as_str().and_then(|text| {
-            let split = |operator: &'static str, equal| text.split_once(operator).map(|(left, right)| (left, right, equal));
+            let split =
+                |operator: &'static str, equal| text.split_once(operator).map(|(left, right)| (left, right, equal));
             split("==", true).or_else(|| split("!=", false))
         });
         let outcome = match comparison {
@@ -283,7 +299,8 @@ impl Reader<'_> {
                 None => None,
                 Some(Value::Bool(outcome)) => Some(outcome),
                 Some(other) => {
-                    let problem = Problem::new(spot.place(), format!("`when` must be true or false, not {}", describe(&other)));
+                    let problem =
+                        Problem::new(spot.place(), format!("`when` must be true or false, not {}", describe(&other)));
                     self.report(problem.hint("write `${params.x}` for a boolean parameter, or `${params.x} == value`"));
                     None
                 }
@@ -294,7 +311,8 @@ impl Reader<'_> {
 
     fn compare(&mut self, left: &str, right: &str, spot: &Spot) -> Option<bool> {
         if whole_expression(left).is_none() {
-            let problem = Problem::new(spot.place(), format!("the left side of a comparison must be one `${{…}}`, not `{left}`"));
+            let problem =
+                Problem::new(spot.place(), format!("the left side of a comparison must be one `${{…}}`, not `{left}`"));
             self.report(problem.hint("write `${params.x} == value`"));
             return None;
         }
@@ -316,7 +334,12 @@ impl Reader<'_> {
     }
 
     /// The parameters of a kind: what the stage gives, else the command line's, else defaults.
-    pub fn params(&mut self, resolver: &Resolver, raw: Option<Entries<Free>>, kind: &Manifest) -> BTreeMap<String, Value> {
+    pub fn params(
+        &mut self,
+        resolver: &Resolver,
+        raw: Option<Entries<Free>>,
+        kind: &Manifest,
+    ) -> BTreeMap<String, Value> {
         let parent = self.spot;
         let spot = parent.key("with");
         let mut params = BTreeMap::new();
@@ -324,9 +347,13 @@ impl Reader<'_> {
         for (name, Free(value)) in raw.unwrap_or_default().0 {
             let spot = spot.key(&name);
             let Some(param) = kind.params.get(&name) else {
-                let hint = did_you_mean(&name, kind.params.keys().map(String::as_str))
-                    .unwrap_or_else(|| format!("parameters of `{}`: {}", kind.name, list(kind.params.keys().map(String::as_str))));
-                self.report(Problem::new(spot.place().name(), format!("unknown parameter `{name}` of `{}`", kind.name)).hint(hint));
+                let hint = did_you_mean(&name, kind.params.keys().map(String::as_str)).unwrap_or_else(|| {
+                    format!("parameters of `{}`: {}", kind.name, list(kind.params.keys().map(String::as_str)))
+                });
+                self.report(
+                    Problem::new(spot.place().name(), format!("unknown parameter `{name}` of `{}`", kind.name))
+                        .hint(hint),
+                );
                 continue;
             };
             given.push(name.clone());
@@ -336,7 +363,10 @@ impl Reader<'_> {
             let Some(value) = self.scope.value(value, &spot, self.problems) else { continue };
             match param.refuse(&value) {
                 Some(reason) => {
-                    self.report(Problem::new(spot.place(), format!("parameter `{name}`: {reason}")).maybe_hint(doc_hint(&name, &param.doc)));
+                    self.report(
+                        Problem::new(spot.place(), format!("parameter `{name}`: {reason}"))
+                            .maybe_hint(doc_hint(&name, &param.doc)),
+                    );
                 }
                 None => drop(params.insert(name, value)),
             }
@@ -356,7 +386,13 @@ impl Reader<'_> {
         params
     }
 
-    fn overrides(&mut self, resolver: &Resolver, kind: &Manifest, params: &mut BTreeMap<String, Value>, given: &mut Vec<String>) {
+    fn overrides(
+        &mut self,
+        resolver: &Resolver,
+        kind: &Manifest,
+        params: &mut BTreeMap<String, Value>,
+        given: &mut Vec<String>,
+    ) {
         for over in resolver.overrides_of(self.stage) {
             let Some(param) = kind.params.get(&over.name) else { continue };
             given.push(over.name.clone());

@@ -80,7 +80,14 @@ impl Scope<'_> {
         complete.then_some(result)
     }
 
-    fn push(&self, value: &Value, expression: &str, result: &mut String, spot: &Spot, problems: &mut Vec<Problem>) -> bool {
+    fn push(
+        &self,
+        value: &Value,
+        expression: &str,
+        result: &mut String,
+        spot: &Spot,
+        problems: &mut Vec<Problem>,
+    ) -> bool {
         match scalar_text(value) {
             Some(text) => {
                 result.push_str(&text);
@@ -113,7 +120,7 @@ impl Scope<'_> {
 
     fn is_broken(&self, expression: &str) -> bool {
         let name = expression.strip_prefix("params.");
-        name.is_some_and(|name| self.broken_params.iter().any(|broken| broken == name))
+        name.is_some_and(|name| self.broken_params.iter().any(|broken| broken == name || broken == super::EVERY))
     }
 
     fn hint(&self, expression: &str) -> String {
@@ -187,7 +194,8 @@ mod tests {
 
     #[test]
     fn every_undefined_name_is_told() {
-        let messages = substitute(json!(["${params.sed}", "${HOME} ${matrix.x}", "a ${params.libs}", "${"])).unwrap_err();
+        let messages =
+            substitute(json!(["${params.sed}", "${HOME} ${matrix.x}", "a ${params.libs}", "${"])).unwrap_err();
         assert_eq!(
             messages,
             [

@@ -11,7 +11,7 @@ use super::stage::matches;
 use super::substitute::Scope;
 use super::{Base, Cell, NAME_HINT, Resolver};
 use crate::spec::document::{Place, Spot};
-use crate::spec::error::{Problem, did_you_mean, list};
+use crate::spec::error::{Problem, did_you_mean, list, nearest};
 use crate::spec::raw::{External, Input, Text, Wire};
 use crate::spec::types::Source;
 use crate::spec::units::is_name;
@@ -19,8 +19,9 @@ use crate::spec::units::is_name;
 /// Where a wire comes from, before it is checked against its port.
 struct Found {
     source: Source,
-    /// `None` where nothing is known about it.
-    port_type: Option<PortType>,
+    port_type: PortType,
+    /// Which item of a YAML list it was written as.
+    item: Option<usize>,
 }
 
 /// What an input port gets.
@@ -58,6 +59,10 @@ impl Resolver<'_> {
         let wiring = Wiring { resolver: self, cell, base, stage_spot: &stage_spot };
         let mut wired = BTreeMap::new();
         let mut ports = BTreeMap::new();
+        let given: Vec<String> = match cell.is_run || base.unknown {
+            true => Vec::new(),
+            false => inputs.iter().map(|(port, _)| port.clone()).collect(),
+        };
         for (port, input) in inputs {
             let Some((sources, input_port)) = wiring.port(&port, input, &spot.key(&port), problems) else { continue };
             if cell.is_run {
@@ -68,7 +73,7 @@ impl Resolver<'_> {
             }
         }
         if !cell.is_run && !base.unknown {
-            wiring.missing(&wired, problems);
+            wiring.missing(&given, problems);
         }
         let cell = &mut self.cells[index];
         cell.stage.inputs = wired;
@@ -88,7 +93,13 @@ struct Wiring<'a> {
 
 impl Wiring<'_> {
     /// The sources of one port, and the port itself (made up for `uses: run`); `None` where something is wrong.
-    fn port(&self, port: &str, input: Input, spot: &Spot, problems: &mut Vec<Problem>) -> Option<(Vec<Source>, InputPort)> {
+    fn port(
+        &self,
+        port: &str,
+        input: Input,
+        spot: &Spot,
+        problems: &mut Vec<Problem>,
+    ) -> Option<(Vec<Source>, InputPort)> {
         let declared = self.cell.stage.kind.inputs.get(port);
         if self.cell.is_run {
             if !is_name(port) {
@@ -106,13 +117,12 @@ impl Wiring<'_> {
             None => self.made_up(&sources, port, spot, problems)?,
         };
         if declared.is_some() {
-            self.check_count(port, &sources, &input_port, spot, problems);
             let before = problems.len();
-            for (index, found) in sources.found.iter().enumerate() {
-                self.check_types(port, found, &input_port, spot, index, problems);
+            for found in &sources.found {
+                self.check_types(port, found, &input_port, spot, problems);
             }
-            if problems.len() > before {
-                return None;
+            if problems.len() == before {
+                self.check_count(port, &sources, &input_port, spot, problems);
             }
         }
         Some((sources.found.into_iter().map(|found| found.source).collect(), input_port))
@@ -143,14 +153,11 @@ impl Wiring<'_> {
         }
     }
 
-    fn check_types(&self, port: &str, found: &Found, input: &InputPort, spot: &Spot, index: usize, problems: &mut Vec<Problem>) {
+    fn check_types(&self, port: &str, found: &Found, input: &InputPort, spot: &Spot, problems: &mut Vec<Problem>) {
         let Source::Stage { stage, output } = &found.source else { return };
-        let Some(port_type) = found.port_type else { return };
+        let port_type = found.port_type;
         let producer = &self.resolver.cells[*stage].stage;
-        let place = || match spot.place() {
-            place if index > 0 => place.index(index),
-            place => place,
-        };
+        let place = || found.item.iter().fold(spot.place(), |place, item| place.index(*item));
         if !port_type.feeds(input.port_type) {
             let message = format!(
                 "input `{port}` of `{}` takes `{}`, but `{}.{output}` is `{port_type}`",
@@ -167,25 +174,21 @@ impl Wiring<'_> {
     }
 
     /// Required ports of the kind that have no source.
-    fn missing(&self, wired: &BTreeMap<String, Vec<Source>>, problems: &mut Vec<Problem>) {
+    fn missing(&self, given: &[String], problems: &mut Vec<Problem>) {
         let kind = &self.cell.stage.kind;
-        for (port, input) in kind.inputs.iter().filter(|(port, input)| !input.optional && !wired.contains_key(*port)) {
-            let spot = self.stage_spot.key("inputs");
-            let place = spot.key(port).place();
-            if problems.iter().any(|problem| problem.place.is_within(&place)) {
-                continue;
-            }
+        for (port, input) in kind.inputs.iter().filter(|(port, input)| !input.optional && !given.contains(port)) {
             // A misspelt port is one mistake, not two.
-            let misspelt = problems.iter().any(|problem| {
-                problem.place.is_within(&spot.place()) && problem.hint.as_ref().is_some_and(|hint| hint.contains(&format!("mean `{port}`")))
-            });
-            if !misspelt {
+            let strangers = given.iter().filter(|name| !kind.inputs.contains_key(*name));
+            let misspelt = strangers.filter_map(|name| nearest(name, kind.inputs.keys().map(String::as_str)));
+            if !misspelt.into_iter().any(|name| name == port) {
                 let message = format!("stage `{}` needs input `{port}` of `{}`", self.base.name, kind.name);
                 let doc = if input.doc.is_empty() { String::new() } else { format!(": {}", input.doc) };
                 let candidates = self.candidates(input);
                 let example = candidates.first().map_or_else(|| "…".to_owned(), Clone::clone);
                 let problem = Problem::new(self.stage_spot.place().name(), message).missing(["inputs", port]);
-                problems.push(problem.hint(format!("add `inputs: {{ {port}: {example} }}`; it takes `{}`{doc}", input.port_type)));
+                problems.push(
+                    problem.hint(format!("add `inputs: {{ {port}: {example} }}`; it takes `{}`{doc}", input.port_type)),
+                );
             }
         }
     }
@@ -193,7 +196,8 @@ impl Wiring<'_> {
     /// Outputs of earlier stages that would fit a port.
     fn candidates(&self, input: &InputPort) -> Vec<String> {
         let earlier = self.resolver.bases.iter().take_while(|base| base.name != self.base.name);
-        let cells = earlier.filter_map(|base| self.resolver.cells.get(base.cells.start).filter(|_| base.axes.is_none()));
+        let cells =
+            earlier.filter_map(|base| self.resolver.cells.get(base.cells.start).filter(|_| base.axes.is_none()));
         let fitting = cells.flat_map(|cell| {
             let same = cell.stage.kind.outputs.iter().filter(|(_, output)| output.port_type == input.port_type);
             same.map(|(name, _)| format!("{}.{name}", cell.stage.base))
@@ -203,7 +207,7 @@ impl Wiring<'_> {
 
     /// The port of a `uses: run` stage, typed by what is wired to it.
     fn made_up(&self, sources: &Sources, port: &str, spot: &Spot, problems: &mut Vec<Problem>) -> Option<InputPort> {
-        let types: Vec<PortType> = sources.found.iter().filter_map(|found| found.port_type).collect();
+        let types: Vec<PortType> = sources.found.iter().map(|found| found.port_type).collect();
         let first = *types.first().unwrap_or(&PortType::Tree);
         let port_type = if types.iter().all(|other| *other == first) {
             first
@@ -212,10 +216,19 @@ impl Wiring<'_> {
         } else if !types.iter().any(|other| other.is_table()) {
             PortType::Tree
         } else {
-            problems.push(Problem::new(spot.place(), format!("input `{port}` mixes tables and trees")).hint("give them an input each"));
+            problems.push(
+                Problem::new(spot.place(), format!("input `{port}` mixes tables and trees"))
+                    .hint("give them an input each"),
+            );
             return None;
         };
-        Some(InputPort { port_type, columns: BTreeMap::new(), optional: false, list: sources.several, doc: String::new() })
+        Some(InputPort {
+            port_type,
+            columns: BTreeMap::new(),
+            optional: false,
+            list: sources.several,
+            doc: String::new(),
+        })
     }
 
     fn sources(&self, input: Input, spot: &Spot, optional: bool, problems: &mut Vec<Problem>) -> Sources {
@@ -225,7 +238,9 @@ impl Wiring<'_> {
             Input::List(wires) => {
                 sources.several = true;
                 for (index, wire) in wires.into_iter().enumerate() {
+                    let before = sources.found.len();
                     self.wire(wire, &spot.index(index), optional, &mut sources, problems);
+                    sources.found[before..].iter_mut().for_each(|found| found.item = Some(index));
                 }
             }
         }
@@ -250,13 +265,24 @@ impl Wiring<'_> {
     }
 
     /// `{path}`, `{url, digest}` or `{artifact}`; `None` where it is wrong.
-    fn external(&self, external: External, scope: &Scope, spot: &Spot, sources: &mut Sources, problems: &mut Vec<Problem>) -> Option<()> {
+    fn external(
+        &self,
+        external: External,
+        scope: &Scope,
+        spot: &Spot,
+        sources: &mut Sources,
+        problems: &mut Vec<Problem>,
+    ) -> Option<()> {
         let mut field = |name: &str, text: Option<Text>| match text {
             None => Some(None),
             Some(Text(text)) => scope.text(text, &spot.key(name), problems).map(Some),
         };
-        let fields =
-            (field("path", external.path), field("url", external.url), field("digest", external.digest), field("artifact", external.artifact));
+        let fields = (
+            field("path", external.path),
+            field("url", external.url),
+            field("digest", external.digest),
+            field("artifact", external.artifact),
+        );
         let (Some(path), Some(url), Some(digest), Some(artifact)) = fields else { return None };
         let source = match (path, url, digest, artifact) {
             (Some(path), None, None, None) if !path.is_empty() => Ok(Source::Path(self.resolver.folder.join(path))),
@@ -265,19 +291,22 @@ impl Wiring<'_> {
             (None, Some(_), None, None) => Err(Problem::new(spot.place(), "`url` needs the `digest` of its bytes")
                 .missing(["digest"])
                 .hint("`digest` is the BLAKE3 of the bytes: `b3sum FILE` prints it")),
-            _ => Err(Problem::new(spot.place(), "an input from outside is one of `path`, `url` with `digest`, and `artifact`")
-                .hint("write `{ path: FILE }`, `{ url: URL, digest: BLAKE3 }` or `{ artifact: NAME@TAG }`")),
+            _ => Err(Problem::new(
+                spot.place(),
+                "an input from outside is one of `path`, `url` with `digest`, and `artifact`",
+            )
+            .hint("write `{ path: FILE }`, `{ url: URL, digest: BLAKE3 }` or `{ artifact: NAME@TAG }`")),
         };
         match source {
             Ok(source) => {
-                let port_type = Some(external_type(&source));
-                sources.found.push(Found { source, port_type });
+                let port_type = external_type(&source);
+                sources.found.push(Found { source, port_type, item: None });
                 Some(())
             }
             Err(problem) => {
                 // A field of it that can't be read is told already.
                 let place = spot.place();
-                if !self.resolver.broken.iter().any(|broken| broken.is_within(&place)) {
+                if !self.resolver.broken.is_inside(&place) {
                     problems.push(problem);
                 }
                 None
@@ -286,7 +315,14 @@ impl Wiring<'_> {
     }
 
     /// `stage.output`, `stage[*].output` or `stage[axis=value].output`; `None` where it is wrong.
-    fn reference(&self, text: &str, spot: &Spot, optional: bool, sources: &mut Sources, problems: &mut Vec<Problem>) -> Option<()> {
+    fn reference(
+        &self,
+        text: &str,
+        spot: &Spot,
+        optional: bool,
+        sources: &mut Sources,
+        problems: &mut Vec<Problem>,
+    ) -> Option<()> {
         let Some(reference) = Reference::parse(text) else {
             let problem = Problem::new(spot.place(), format!("`{text}` is no `stage.output`"));
             problems.push(problem.hint(self.reference_hint(text)));
@@ -323,11 +359,18 @@ impl Wiring<'_> {
         Some(())
     }
 
-    fn output(&self, cell: usize, reference: &Reference, producer: &Base, spot: &Spot, problems: &mut Vec<Problem>) -> Option<Found> {
+    fn output(
+        &self,
+        cell: usize,
+        reference: &Reference,
+        producer: &Base,
+        spot: &Spot,
+        problems: &mut Vec<Problem>,
+    ) -> Option<Found> {
         let kind = &self.resolver.cells[cell].stage.kind;
         if let Some(output) = kind.outputs.get(reference.output) {
             let source = Source::Stage { stage: cell, output: reference.output.to_owned() };
-            return Some(Found { source, port_type: Some(output.port_type) });
+            return Some(Found { source, port_type: output.port_type, item: None });
         }
         let stage = Place::root(producer.document).key("stages").key(&producer.name);
         if !producer.unknown && !self.resolver.is_broken(&stage.key("outputs").key(reference.output)) {
@@ -367,7 +410,9 @@ impl Wiring<'_> {
             true => "for a file or folder write `{ path: … }`".to_owned(),
             false => format!("stages: {}", list(names())),
         });
-        Some(Problem::new(spot.place().part(reference.stage), format!("unknown stage `{}`", reference.stage)).hint(hint))
+        Some(
+            Problem::new(spot.place().part(reference.stage), format!("unknown stage `{}`", reference.stage)).hint(hint),
+        )
     }
 
     fn cells_of(&self, producer: &Base, reference: &Reference) -> Result<Vec<usize>, (String, String)> {
@@ -382,15 +427,18 @@ impl Wiring<'_> {
             (Some("*"), Some(_)) => Ok(all()),
             (None, Some(_)) => {
                 let example = &self.resolver.cells[producer.cells.start].stage.name;
-                let message = format!("stage `{name}` has a `matrix`, so `{name}.{output}` is {} outputs", producer.cells.len());
+                let message =
+                    format!("stage `{name}` has a `matrix`, so `{name}.{output}` is {} outputs", producer.cells.len());
                 Err((message, format!("take all with `{name}[*].{output}`, or one with `{example}.{output}`")))
             }
             (Some(cell), Some(_)) => {
                 let found: Vec<usize> = producer.cells.clone().filter(|index| self.is_cell(*index, cell)).collect();
                 if found.is_empty() {
-                    let names: Vec<&str> = producer.cells.clone().map(|index| self.resolver.cells[index].stage.name.as_str()).collect();
+                    let names: Vec<&str> =
+                        producer.cells.clone().map(|index| self.resolver.cells[index].stage.name.as_str()).collect();
                     let wanted = format!("{name}[{cell}]");
-                    let hint = did_you_mean(&wanted, names.iter().copied()).unwrap_or_else(|| format!("cells: {}", list(names.iter().copied())));
+                    let hint = did_you_mean(&wanted, names.iter().copied())
+                        .unwrap_or_else(|| format!("cells: {}", list(names.iter().copied())));
                     return Err((format!("stage `{name}` has no cell `{cell}`"), hint));
                 }
                 Ok(found)
@@ -415,12 +463,21 @@ impl Wiring<'_> {
     }
 
     fn left_out(&self, reference: &Reference, spot: &Spot) -> Problem {
-        let message = format!("stage `{}` is left out by its `when`, but `{}` needs its output", reference.stage, self.base.name);
-        Problem::new(spot.place(), message).hint(format!("give `{}` the same `when`, or take another input", self.base.name))
+        let message =
+            format!("stage `{}` is left out by its `when`, but `{}` takes its output", reference.stage, self.base.name);
+        Problem::new(spot.place(), message)
+            .hint(format!("give `{}` the same `when`, or take another input", self.base.name))
     }
 }
 
-fn check_columns(port: &str, input: &InputPort, producer: &str, output: &OutputPort, place: &Place, problems: &mut Vec<Problem>) {
+fn check_columns(
+    port: &str,
+    input: &InputPort,
+    producer: &str,
+    output: &OutputPort,
+    place: &Place,
+    problems: &mut Vec<Problem>,
+) {
     if output.columns.is_empty() {
         return;
     }
@@ -430,11 +487,15 @@ fn check_columns(port: &str, input: &InputPort, producer: &str, output: &OutputP
             None => {
                 let names = || output.columns.iter().map(|column| column.name.as_str());
                 let message = format!("input `{port}` reads column `{name}`, which `{producer}` doesn't have");
-                problems.push(Problem::new(place.clone(), message).hint(format!("columns of `{producer}`: {}", list(names()))));
+                problems.push(
+                    Problem::new(place.clone(), message).hint(format!("columns of `{producer}`: {}", list(names()))),
+                );
             }
             Some(column) if column.column_type != *column_type => {
-                let message =
-                    format!("input `{port}` reads column `{name}` as {column_type}, but in `{producer}` it is {}", column.column_type);
+                let message = format!(
+                    "input `{port}` reads column `{name}` as {column_type}, but in `{producer}` it is {}",
+                    column.column_type
+                );
                 problems.push(Problem::new(place.clone(), message));
             }
             Some(_) => {}
