@@ -1,0 +1,84 @@
+"""The report of `ops/filter`: how many tasks came in, which rule took how many, what is left."""
+
+import json
+import os
+
+
+class Funnel:
+    """Counts per category."""
+
+    def __init__(self):
+        self.rows_in, self.kept, self.first, self.failing = {}, {}, {}, {}
+
+    def add(self, category, rules):
+        """A row of a category with the names of the rules that it fails, in order."""
+        self.rows_in[category] = self.rows_in.get(category, 0) + 1
+        if not rules:
+            self.kept[category] = self.kept.get(category, 0) + 1
+            return
+        by_category = self.first.setdefault(rules[0], {})
+        by_category[category] = by_category.get(category, 0) + 1
+        for rule in rules:
+            self.failing[rule] = self.failing.get(rule, 0) + 1
+
+    def as_json(self, rules, params, skipped):
+        return {
+            "in": self.rows_in,
+            "kept": self.kept,
+            "total_in": sum(self.rows_in.values()),
+            "total_kept": sum(self.kept.values()),
+            "rules": [
+                {
+                    "name": rule.name,
+                    "reason": rule.reason,
+                    "applied": rule.name not in skipped,
+                    "params": {name: params[name] for name in rule.params},
+                    "rejected": sum(self.first.get(rule.name, {}).values()),
+                    "rejected_by_category": self.first.get(rule.name, {}),
+                    "failing": self.failing.get(rule.name, 0),
+                }
+                for rule in rules
+            ],
+        }
+
+
+def write(folder, summary):
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "funnel.json"), "w", encoding="utf-8") as file:
+        json.dump(summary, file, indent=1, sort_keys=True)
+        file.write("\n")
+    with open(os.path.join(folder, "README.md"), "w", encoding="utf-8") as file:
+        file.write(markdown(summary))
+
+
+def _table(header, rows):
+    def line(cells):
+        return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+    return "\n".join([line(header), line(["---"] * len(header)), *(line(row) for row in rows)])
+
+
+def markdown(summary):
+    categories = sorted(summary["in"])
+    rules = [
+        [
+            rule["name"],
+            rule["reason"] + (f" {json.dumps(rule['params'])}" if rule["params"] else ""),
+            rule["rejected"] if rule["applied"] else "skipped",
+            rule["failing"] if rule["applied"] else "",
+            *(rule["rejected_by_category"].get(category, 0) for category in categories),
+        ]
+        for rule in summary["rules"]
+    ]
+    flow = [
+        ["in", summary["total_in"], *(summary["in"][category] for category in categories)],
+        ["kept", summary["total_kept"], *(summary["kept"].get(category, 0) for category in categories)],
+    ]
+    return (
+        "# Which tasks were kept\n\n"
+        + _table(["", "total", *categories], flow)
+        + "\n\nRules in the order in which they are applied. A task is *rejected* by the first rule that it fails; "
+        "*failing* counts every rule that it fails, of those that look at it alone.\n\n"
+        + _table(["rule", "reason", "rejected", "failing", *categories], rules)
+        + "\n"
+    )
