@@ -10,6 +10,7 @@ import ast
 import builtins
 import functools
 import pathlib
+import re
 
 from torch_probe import Rejected
 
@@ -80,6 +81,8 @@ class Standalone:
         self._visit(class_name, self.file)
         self._prune()
         body = "\n\n\n".join(ast.unparse(self.nodes[name]) for name in self.order if name in self.nodes)
+        if "autograd.Function" in body:
+            raise Rejected("not standalone", "has a backward pass of its own")
         if body.count("\n") > LIMIT_LINES:
             raise Rejected("too long", f"its closure has {body.count(chr(10))} lines")
         return body
@@ -167,6 +170,12 @@ class Standalone:
         """Drop attributes that are set and never read, until nothing changes, then definitions without users."""
         while any(prune_attributes(node, self._attributes_read()) for node in list(self.nodes.values())):
             pass
+        keywords = {
+            keyword.arg for node in self.nodes.values() for call in ast.walk(node) if isinstance(call, ast.Call)
+            for keyword in call.keywords
+        }
+        for node in self.nodes.values():
+            prune_parameters(node, keywords)
         root = self.order[-1]
         reachable, todo = set(), [root]
         while todo:
@@ -181,7 +190,8 @@ class Standalone:
         read = set()
         for node in self.nodes.values():
             for item in ast.walk(node):
-                if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Load):
+                of_config = isinstance(item, ast.Attribute) and ast.unparse(item.value) in ("config", "self.config")
+                if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Load) and not of_config:
                     read.add(item.attr)
                 if isinstance(item, ast.Call) and ast.unparse(item.func) == "getattr":
                     read.add(ast.literal_eval(item.args[1]) if isinstance(item.args[1], ast.Constant) else "")
@@ -221,6 +231,16 @@ def prune_attributes(node, read):
     if isinstance(node, ast.ClassDef):
         node.body = [item for item in node.body if getattr(item, "name", "") != "extra_repr"]
     return changed
+
+
+def prune_parameters(node, keywords):
+    """Drop optional parameters that the body doesn't read and no call names."""
+    for function in [item for item in ast.walk(node) if isinstance(item, ast.FunctionDef)]:
+        read = {i.id for i in ast.walk(function) if isinstance(i, ast.Name) and isinstance(i.ctx, ast.Load)}
+        arguments = function.args
+        while arguments.defaults and not {arguments.args[-1].arg} & (read | keywords):
+            arguments.args.pop()
+            arguments.defaults.pop()
 
 
 def is_dead_attribute(statement, read):
@@ -424,7 +444,9 @@ def shorten_docstring(body):
     """Keep a docstring's first sentence; reference documentation of arguments that went would be wrong."""
     if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
         lines = [line.strip() for line in str(body[0].value.value).strip().splitlines()]
-        first = lines[0] if lines else ""
+        first = " ".join(lines[: lines.index("") if "" in lines else len(lines)])
+        first = re.split(r"(?<=[.])\s", first)[0]
+        first = first if len(first) < 100 else ""
         rest = body[1:]
         return [ast.Expr(ast.Constant(first)), *rest] if first and not first.endswith(":") else rest
     return body

@@ -265,7 +265,7 @@ def draft_of(namespace, name, family, arguments):
         rule = extra or recipes.ARGUMENTS.get(argument.name)
         if rule is None:
             raise Rejected("no recipe", f"no recipe for argument `{argument.name}`")
-        keyword = keyword or not argument.required
+        keyword = keyword or not argument.required or argument.name in ("dim", "dims")
         symbols[argument.name] = rule
         texts.append(f"{argument.name}={{{argument.name}}}" if keyword else f"{{{argument.name}}}")
     symbols = {n: symbols[n] for n in sorted(symbols, key=lambda n: n == "k")}

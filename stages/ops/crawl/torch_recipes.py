@@ -59,20 +59,24 @@ TRAFFIC = "4 * (x + y + o + w)"
 
 
 def cost_of(family, name):
-    """Flops and bytes as functions of the shape; `operator_binding` says what the names mean."""
+    """Flops and bytes as functions of the shape; `operator_binding` says what the names mean.
+
+    Flops are counted in multiply-adds at the rate of a matrix product: what runs without vector units, sorts or makes
+    decisions per element counts for as many more as it takes longer.
+    """
     rules = {
-        "convolution": {"flops": "2 * x * w / shape[1]" if "ranspose" in name else "2 * y * w / out[1]"},
+        "convolution": {"flops": "12 * x * w / shape[1]" if "ranspose" in name else "2 * y * w / out[1]"},
         "linear": {"flops": "2 * x / shape[-1] * w"},
         "matmul": {"flops": "2 * x * (operands[0][-1] if operands else 1)"},
         "recurrent": {"flops": "2 * x / shape[-1] * w", "steps": "shape[1] if len(shape) == 3 else 1"},
         "attention": {"flops": "4 * x * shape[-2] + 2 * x / shape[-1] * w", "bytes": "12 * (x + y + o + w)"},
         "normalization": {"flops": "8 * x", "bytes": "4 * (2 * x + y + w)"},
         "softmax": {"flops": "20 * x", "bytes": "4 * (2 * x + y)"},
-        "pooling": {"flops": "12 * x"},
-        "resampling": {"flops": "8 * (x + y)"},
-        "ordering": {"flops": "150 * x", "bytes": "12 * (x + y)"},
-        "scan": {"flops": "6 * x"},
-        "reduction": {"flops": "4 * x"},
+        "pooling": {"flops": "60 * x"},
+        "resampling": {"flops": "40 * (x + y)"},
+        "ordering": {"flops": "1500 * x", "bytes": "12 * (x + y)"},
+        "scan": {"flops": "150 * x"},
+        "reduction": {"flops": "120 * x" if re.search("var|std|nanmean", name) else "20 * x"},
         "loss": {"flops": "12 * x", "bytes": "12 * (x + o)"},
         "similarity": {"flops": "6 * x", "bytes": "12 * (x + o)"},
         "arrangement": {"flops": "2 * y"},

@@ -274,7 +274,7 @@ def validate(candidates):
             continue
         variant = candidate["variants"][verdict["variant"]]
         row = {key: value for key, value in candidate.items() if key != "variants"}
-        row["usages"] = [variant["usage"] | {"result": verdict["result"], "cost": verdict["cost"]}]
+        row["usages"] = [variant["usage"] | {"result": verdict["result"]}]
         row["source"] = variant["body"]
         kept.append(row)
     return kept, left_out

@@ -40,8 +40,7 @@ def judge(candidate):
     for index, variant in enumerate(candidate["variants"]):
         signal.alarm(SECONDS)
         try:
-            result, cost = attempt(candidate, variant)
-            return {"variant": index, "result": result, "cost": cost}
+            return {"variant": index, "result": attempt(candidate, variant)}
         except Unfit as unfit:
             refusal = unfit.args
         except Exception as error:
@@ -65,8 +64,7 @@ def attempt(candidate, variant):
     weights = sum(p.numel() for p in module.parameters())
     if weights > MOST_WEIGHTS:
         raise Unfit("too large", f"{weights} parameters at width {WIDTH}")
-    attention = "attention" in variant["body"].lower()
-    return usage["result"], {"weights_at_width": weights, "width": WIDTH, "attention": attention}
+    return usage["result"]
 
 
 def load(code):

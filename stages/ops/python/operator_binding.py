@@ -20,12 +20,21 @@ Expressions are Python over `shape` (the stream's), the symbols bound so far, an
 """
 
 import math
+import re
 from dataclasses import dataclass, field
 
 SAFE_NAMES = {
     "len": len, "min": min, "max": max, "range": range, "list": list, "tuple": tuple, "sum": sum, "math": math,
     "int": int, "prod": math.prod,
 }
+
+
+# Options that a usage varies are not written out where they have torch's own default.
+DEFAULT_OPTIONS = re.compile(r", (keepdim=False|approximate='none'|bias=True|affine=False)(?=[,)])")
+
+
+def without_defaults(text):
+    return DEFAULT_OPTIONS.sub("", text)
 
 
 class NotApplicable(Exception):
@@ -72,7 +81,7 @@ class Bound:
         template = self.usage.get("construct")
         if template is None:
             return None
-        return f"self.{module} = " + template.format_map(self._substitutions(""))
+        return f"self.{module} = " + without_defaults(template.format_map(self._substitutions("")))
 
     def call_text(self, stream, module=None):
         names = self._substitutions("self.")
@@ -80,7 +89,7 @@ class Bound:
         for operand in self.operands:
             prefix = "self." if operand.role == "parameter" else ""
             names[operand.name] = prefix + self.names.get(operand.name, operand.name)
-        return self.usage["call"].format_map(names)
+        return without_defaults(self.usage["call"].format_map(names))
 
     def attributes(self):
         """Init arguments that the call itself reads, which the constructor therefore keeps."""
@@ -124,7 +133,7 @@ def bind(usage, shape, choose=first_choice, role=lambda roles: roles[0]):
 
 def _settle(symbol, rule, names, choose):
     if "value" in rule:
-        return evaluate(rule["value"], names)
+        return choose([evaluate(rule["value"], names)], symbol)
     options = list(evaluate(rule["choices"], names))
     if not options:
         raise NotApplicable(f"no choice for {symbol}")

@@ -41,12 +41,14 @@ def task_code(usage, source, header, sizes, batch, tokens):
     """The whole file."""
     init = [name for name, size in usage["sizes"].items() if size["kind"] != "free"]
     attribute = attribute_name(usage["class"])
-    lines = [f"# {line}" for line in header] + ["import torch", "import torch.nn as nn"]
+    standard = [line for line in usage["imports"] if "torch" not in line]
+    if usage["config"] is not None:
+        standard.append("from types import SimpleNamespace")
+    lines = [*(f"# {line}" for line in header), *standard, *([""] if standard else [])]
+    lines += ["import torch", "import torch.nn as nn"]
     if re.search(r"\bF\.", source):
         lines.append("import torch.nn.functional as F")
-    lines += usage["imports"]
-    if usage["config"] is not None:
-        lines.append("from types import SimpleNamespace")
+    lines += [line for line in usage["imports"] if "torch" in line]
     lines += ["", "", source, "", "", "class Model(nn.Module):",
               f'    """{usage["class"]} of the transformers library, on its own."""', ""]
     lines.append(f"    def __init__({', '.join(['self', *init])}):")

@@ -63,6 +63,28 @@ class Extent(int):
         return extent
 
 
+class Factor(float):
+    """A number that remembers the name of the constant that holds it."""
+
+    def __new__(cls, value, text):
+        factor = super().__new__(cls, value)
+        factor.text = text
+        return factor
+
+
+class Sizes(tuple):
+    """Several sizes under one name."""
+
+    def __new__(cls, value, text):
+        sizes = super().__new__(cls, value)
+        sizes.text = text
+        return sizes
+
+
+def named(value, text):
+    return {int: Extent, float: Factor, tuple: Sizes, list: Sizes}[type(value)](value, text)
+
+
 def text_of(value):
     return getattr(value, "text", None) or repr(value)
 
@@ -169,9 +191,9 @@ def begin(rng, usage):
 
 def extend(rng, chain, row, usage, last):
     """Append an operator to the chain after trying it; leaves the chain as it was where it does not fit."""
-    bound = bind(usage, chain.shape, lambda options, _symbol: rng.choice(options), rng.choice)
     constants = dict(chain.constants)
-    name_symbols(bound, constants, chain.attributes)
+    bound = bind(usage, chain.shape, chooser(rng, usage, constants, chain.attributes), rng.choice)
+    bound.names |= {symbol: value.text for symbol, value in bound.values.items() if hasattr(value, "text")}
     inputs = list(chain.inputs)
     if not chain.steps:
         inputs.append(("x", stream_text(rng, usage, bound, chain.shape)))
@@ -199,16 +221,17 @@ def extend(rng, chain, row, usage, last):
     chain.shape = named_shape(out.shape, chain.shape, bound)
 
 
-def name_symbols(bound, constants, attributes):
-    """Each symbol's constant: an existing one where the value is a named extent, else a new one."""
-    for symbol, value in bound.values.items():
-        if bound.is_literal(symbol):
-            continue
-        name = getattr(value, "text", None)
-        if name is None:
-            name = unique(symbol, attributes | set(constants))
-            constants[name] = value
-        bound.names[symbol] = name
+def chooser(rng, usage, constants, attributes):
+    """Chooses values of free symbols; those that are no literals become module constants."""
+    def choose(options, symbol):
+        value = rng.choice(options)
+        if usage["symbols"][symbol].get("literal") or hasattr(value, "text"):
+            return value
+        name = unique(symbol, attributes | set(constants))
+        constants[name] = value
+        return named(value, name)
+
+    return choose
 
 
 def kept_arguments(bound, attributes):
@@ -264,7 +287,7 @@ def named_shape(out, before, bound):
     """Names for the extents of an output: kept where nothing changed, or the symbol that set them."""
     widths = {
         int(value): bound.names[symbol] for symbol, value in bound.values.items()
-        if symbol in ("out_channels", "out_features", "hidden_size", "embedding_dim") and symbol in bound.names
+        if symbol in ("out_channels", "out_features", "hidden_size", "embedding_dim", "points")
     }
     shape = [before[0]]
     for index, extent in enumerate(out[1:], start=1):

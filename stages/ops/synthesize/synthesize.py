@@ -11,7 +11,7 @@ import torch
 import cuda_agent_stage as stage
 import transformers_task
 from compose import TRIAL_BATCH, Unsuitable, compose, far_share, varies
-from estimate import device_of, milliseconds, operator_cost
+from estimate import counted, device_of, milliseconds, operator_cost
 from schedule import schedule, usable_shares
 from task_file import task_code
 
@@ -91,40 +91,55 @@ class Synthesizer:
     def _transformers(self, rng, ordinal):
         """Classes in a shuffled order; each time round the list they come in another size."""
         count = len(self.transformers_rows)
-        for attempt in range(count):
-            row = self.transformers_rows[(ordinal + attempt) % count]
-            turn = ordinal // count
-            usage = row["usages"][0]
-            sizes = transformers_task.sizes_at(usage, WIDTHS[turn % len(WIDTHS)])
-            tokens = TOKENS[(turn // len(WIDTHS) + turn) % len(TOKENS)]
-            made = self._sized_transformers(rng, row, usage, sizes, tokens, WIDTHS[turn % len(WIDTHS)])
-            if made:
-                return made
+        turn = ordinal // count
+        # A class that fits no size gives way to one half the list away, so that it does not become its neighbour's twin.
+        for row in (self.transformers_rows[(ordinal + away) % count] for away in (0, count // 2, count // 3, 1, 2, 3)):
+            for size in range(3):
+                width = WIDTHS[(turn + size) % len(WIDTHS)]
+                tokens = TOKENS[(turn + turn // len(WIDTHS) + size) % len(TOKENS)]
+                made = self._sized_transformers(rng, row, width, tokens)
+                if made:
+                    return made
         return None
 
-    def _sized_transformers(self, rng, row, usage, sizes, tokens, width):
-        weights = usage["cost"]["weights_at_width"] * (width / usage["cost"]["width"]) ** 2
-        places = {"side": 14 * 14, "image": 16}
-        positions = max([places.get(e, 1) for item in usage["inputs"] for e in item["shape"]] + [tokens])
-        attention = 8 * positions if usage["cost"]["attention"] else 0
+    def _sized_transformers(self, rng, row, width, tokens):
+        usage = row["usages"][0]
+        sizes = transformers_task.sizes_at(usage, width)
 
-        def total(batch):
-            values = batch * positions * width
-            flops = 2 * batch * positions * weights + attention * values
-            moved = 4 * values * row["source"].count("\n") * 0.4 + attention * values / 16 + 4 * weights
-            return milliseconds(self.device, flops, moved, 0)
+        def code_for(batch):
+            return transformers_task.task_code(
+                usage, row["source"], transformers_task.header_lines(row), sizes, batch, tokens
+            )
 
-        def alive(batch):
-            return 4 * (weights + 24 * batch * positions * width)
-
+        try:
+            total, alive = counted_costs(self.device, code_for(2))
+        except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+            return None
         sized = self._size(rng, total, alive)
         if not sized:
             return None
         batch, estimate = sized
-        code = transformers_task.task_code(
-            usage, row["source"], transformers_task.header_lines(row), sizes, batch, tokens
-        )
+        code = code_for(batch)
         return ([row["operator"]], code, estimate, batch) if passes(code) else None
+
+
+def counted_costs(device, code):
+    """Functions of the batch size: milliseconds and bytes alive, from what a call moves at two batch sizes."""
+    namespace, module = load(code, "meta")
+    counts = []
+    for batch in (2, 4):
+        namespace["batch_size"] = batch
+        with torch.device("meta"):
+            counts.append(counted(module, namespace["get_inputs"]()))
+    (flops, moved, operators), (more_flops, more_moved, _) = counts
+
+    def total(batch):
+        share = (batch - 2) / 2
+        at = (flops + share * (more_flops - flops), moved + share * (more_moved - moved))
+        # Whether a value stays in the cache depends on one operator's traffic, not on the sum.
+        return operators * milliseconds(device, at[0] / operators, at[1] / operators, 0)
+
+    return total, lambda batch: moved + (batch - 2) / 2 * (more_moved - moved)
 
 
 def passes(code):
