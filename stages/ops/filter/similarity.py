@@ -254,7 +254,8 @@ def most_similar(candidate, references, threshold):
     for name, reference in references:
         total = len(candidate) + len(reference)
         floor = best[1] if best else threshold
-        if 2 * min(len(candidate), len(reference)) <= floor * total or upper_bound(candidate, reference) <= floor:
+        shortest = min(len(candidate), len(reference))
+        if (total and 2 * shortest <= floor * total) or upper_bound(candidate, reference) <= floor:
             continue
         value = similarity(candidate, reference)
         if value > floor:
