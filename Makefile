@@ -51,7 +51,7 @@ test-rust: venv-dev tools
 
 test-python: venv-dev tools
 	cargo build --workspace --locked --quiet
-	CUDA_AGENT_BIN=$(abspath $(TARGET))/debug/cuda-agent PYTHONPATH=stages/protocol/python \
+	CUDA_AGENT_BIN=$(abspath $(TARGET))/debug/cuda-agent PYTHONPATH=stages/protocol/python:stages/ops/python \
 		$(VENV_PYTHON) -m pytest -q -p no:cacheprovider --import-mode=importlib stages tests/python
 
 bench: build ## Compare with ninja, DVC and Snakemake; `BENCH="--quick"` leaves out the slow peers

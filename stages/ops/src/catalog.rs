@@ -51,7 +51,7 @@ pub enum Identity {
 /// The kinds: a folder of this crate, and the function where the program is Rust. To add a kind, make its folder and
 /// add a line.
 const KINDS: &[(&str, Option<fn() -> u8>)] =
-    &[("crawl", None), ("synthesize", None), ("measure", None), ("publish", Some(publish::main))];
+    &[("crawl", None), ("synthesize", None), ("measure", None), ("filter", None), ("publish", Some(publish::main))];
 
 /// What the build script writes of a folder.
 pub(crate) struct Embedded {

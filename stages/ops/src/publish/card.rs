@@ -11,6 +11,7 @@ use std::path::Path;
 use arrow::array::{Array, AsArray, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Float64Type};
 use cuda_agent_protocol::ProgramError;
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::select::{PAPER_ROWS, Shortfall};
@@ -33,17 +34,52 @@ pub struct Card<'a> {
     /// Categories that could not fill their share.
     pub short: &'a [Shortfall],
     /// What ops/filter said.
-    pub report: Option<&'a Map<String, Value>>,
+    pub report: Option<&'a Report>,
 }
 
-/// Reads `report.json` of a report folder, where it has one.
-pub fn read_report(folder: &Path) -> Result<Option<Map<String, Value>>, ProgramError> {
-    let path = folder.join("report.json");
-    let complain = |error: &dyn std::fmt::Display| ProgramError::input(format!("{}: {error}", path.display()));
-    match fs::read(&path) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| complain(&error)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(complain(&error)),
+/// What `ops/filter` reports: its `funnel.json`, with the fields that a card quotes.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Report {
+    total_in: u64,
+    total_kept: u64,
+    rules: Vec<Rule>,
+    /// Programs that the tasks were compared with.
+    #[serde(default)]
+    references: u64,
+}
+
+/// A rule of the filter.
+#[derive(Clone, Debug, Deserialize)]
+struct Rule {
+    name: String,
+    reason: String,
+    applied: bool,
+    #[serde(default)]
+    params: Map<String, Value>,
+    rejected: u64,
+}
+
+/// The rule that compares tasks with a benchmark's, which means nothing without one.
+const DECONTAMINATION: &str = "contaminated";
+
+impl Report {
+    /// Reads it out of a report's folder, where it is there.
+    pub fn read(folder: &Path) -> Result<Option<Self>, ProgramError> {
+        let path = folder.join("funnel.json");
+        let complain = |error: &dyn std::fmt::Display| ProgramError::input(format!("{}: {error}", path.display()));
+        match fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| complain(&error)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(complain(&error)),
+        }
+    }
+
+    fn is_applied(&self, rule: &Rule) -> bool {
+        rule.applied && (rule.name != DECONTAMINATION || self.references > 0)
+    }
+
+    fn decontaminated(&self) -> bool {
+        self.rules.iter().any(|rule| rule.name == DECONTAMINATION && self.is_applied(rule))
     }
 }
 
@@ -142,7 +178,7 @@ impl Card<'_> {
         let _ = writeln!(text, "{}.", names.join(", "));
         let figures = figures(self.measurements);
         if !figures.is_empty() {
-            let _ = write!(text, "\n| figure | least | median | most |\n|---|---:|---:|---:|\n{figures}");
+            let _ = write!(text, "\n| time in milliseconds | least | median | most |\n|---|---:|---:|---:|\n{figures}");
         }
         text
     }
@@ -151,8 +187,20 @@ impl Card<'_> {
         let Some(report) = self.report else {
             return "## Filters\n\nNo filter report was given to this dataset.\n".to_owned();
         };
-        let mut text = "## Filters\n\n".to_owned();
-        outline(&mut text, report, 0);
+        let (applied, others): (Vec<&Rule>, Vec<&Rule>) = report.rules.iter().partition(|rule| report.is_applied(rule));
+        let mut text = format!(
+            "## Filters\n\n{} of {} measured tasks passed. Each of the others is counted at the first rule that it \
+             fails.\n\n| rule | why | limits | rejected |\n|---|---|---|---:|\n",
+            report.total_kept, report.total_in
+        );
+        for Rule { name, reason, params, rejected, .. } in applied {
+            let limits: Vec<String> = params.iter().map(|(name, value)| format!("{name} {value}")).collect();
+            let _ = writeln!(text, "| {} | {} | {} | {rejected} |", cell(name), cell(reason), cell(&limits.join(", ")));
+        }
+        if !others.is_empty() {
+            let names: Vec<&str> = others.iter().map(|rule| rule.name.as_str()).collect();
+            let _ = write!(text, "\nNot applied: {}.\n", names.join(", "));
+        }
         text
     }
 
@@ -169,7 +217,7 @@ impl Card<'_> {
     }
 
     fn limits(&self) -> String {
-        let decontaminated = self.report.is_some_and(is_decontaminated);
+        let decontaminated = self.report.is_some_and(Report::decontaminated);
         let mut text = "## Known limits\n\n\
              - Times belong to the device above; on another one a task may leave the time range it was filtered by.\n\
              - The problems are synthetic: they are not the paper's 6,000, whose operator lists, prompts and seeds are \
@@ -216,11 +264,12 @@ fn text_bytes(samples: &RecordBatch) -> usize {
     RELEASED.iter().map(column).sum()
 }
 
-/// Least, median and most of every column of numbers that has some.
+/// Least, median and most of every time in milliseconds: what readers choose tasks by. The other columns are theirs to
+/// look at.
 fn figures(batch: &RecordBatch) -> String {
     let mut text = String::new();
     for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
-        if field.data_type() != &DataType::Float64 {
+        if field.data_type() != &DataType::Float64 || !field.name().ends_with("_ms") {
             continue;
         }
         let mut values: Vec<f64> = column.as_primitive::<Float64Type>().iter().flatten().collect();
@@ -258,27 +307,4 @@ fn constants(batch: &RecordBatch) -> Vec<(String, String)> {
         }
     }
     constants
-}
-
-/// The report as a nested list.
-fn outline(text: &mut String, values: &Map<String, Value>, depth: usize) {
-    for (name, value) in values {
-        let indent = "  ".repeat(depth);
-        match value {
-            Value::Object(inner) => {
-                let _ = writeln!(text, "{indent}- {name}:");
-                outline(text, inner, depth + 1);
-            }
-            Value::String(word) => {
-                let _ = writeln!(text, "{indent}- {name}: {}", cell(word));
-            }
-            other => {
-                let _ = writeln!(text, "{indent}- {name}: {other}");
-            }
-        }
-    }
-}
-
-fn is_decontaminated(report: &Map<String, Value>) -> bool {
-    report.get("decontaminated").and_then(Value::as_bool).unwrap_or(false)
 }

@@ -15,7 +15,7 @@ use cuda_agent_protocol::{Event, Program, ProgramError};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use card::Card;
+use card::{Card, Report};
 use select::{PAPER_ROWS, Quota, Selection};
 use table::Tasks;
 
@@ -70,7 +70,7 @@ fn run(program: &mut Program) -> Result<(), ProgramError> {
     let quota = params.quota()?;
     let tasks_path = input(program, "tasks")?.ok_or_else(|| ProgramError::input("the input `tasks` is missing"))?;
     let tasks = Tasks::read(&tasks_path)?;
-    let report = input(program, "report")?.map(|folder| card::read_report(&folder)).transpose()?.flatten();
+    let report = input(program, "report")?.map(|folder| Report::read(&folder)).transpose()?.flatten();
 
     let categories = tasks.categories();
     let selection = select::select(&categories, &quota);
@@ -161,7 +161,7 @@ mod tests {
         .unwrap()
     }
 
-    fn card(title: &str, count: usize, report: Option<&Map<String, Value>>) -> String {
+    fn card(title: &str, count: usize, report: Option<&Report>) -> String {
         let tasks = Tasks::new(measured(10)).unwrap();
         let weights = PAPER_ROWS.map(|(name, rows)| (name.to_owned(), rows)).into();
         let selection = select::select(&tasks.categories(), &Quota { count: Some(count), weights, refill: true });
@@ -191,9 +191,16 @@ mod tests {
 
     #[test]
     fn the_card_says_what_is_in_the_folder() {
-        let report: Map<String, Value> =
-            serde_json::from_value(json!({"measured": 60, "kept": 40, "rejected": {"too slow": 15, "constant": 5}}))
-                .unwrap();
+        let report: Report = serde_json::from_value(json!({
+            "total_in": 80, "total_kept": 60, "in": {"torch#1": 80},
+            "rules": [
+                {"name": "eager_time", "reason": "Neither too fast nor too slow.", "applied": true,
+                 "params": {"min_ms": 1, "max_ms": 100.0}, "rejected": 20, "failing": 21},
+                {"name": "modes_agree", "reason": "Modes agree.", "applied": false, "params": {}, "rejected": 0},
+                {"name": "contaminated", "reason": "Unlike a benchmark.", "applied": true, "rejected": 0},
+            ],
+        }))
+        .unwrap();
         let mut settings = insta::Settings::clone_current();
         // Beside the sources, not among them: a snapshot makes no result.
         settings.set_snapshot_path("../../tests/snapshots");
@@ -205,6 +212,18 @@ mod tests {
     #[test]
     fn a_card_without_a_report_says_so() {
         assert!(card("Ops", 6, None).contains("No filter report was given"));
+    }
+
+    #[test]
+    fn only_a_comparison_that_was_made_counts_as_decontamination() {
+        let mut report = json!({
+            "total_in": 1, "total_kept": 1,
+            "rules": [{"name": "contaminated", "reason": "", "applied": true, "rejected": 0}],
+        });
+        let card = |report: &Value| card("Ops", 6, Some(&serde_json::from_value(report.clone()).unwrap()));
+        assert!(card(&report).contains("Not decontaminated"));
+        report["references"] = json!(250);
+        assert!(!card(&report).contains("Not decontaminated"));
     }
 
     #[test]
