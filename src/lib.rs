@@ -8,6 +8,7 @@ pub mod digest;
 pub mod key;
 pub mod store;
 pub mod catalog;
+pub mod cli;
 pub mod event;
 pub mod execute;
 pub mod host;

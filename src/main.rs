@@ -1,2 +1,44 @@
-//! x
-fn main(){}
+//! The binary: the engine's commands, with the stage kinds of this workspace built in.
+
+use cuda_agent::catalog::{Catalog, CatalogError, ProgramFiles};
+use cuda_agent::cli::{self, Builtins};
+use cuda_agent::digest::Digest;
+use cuda_agent::execute::supervise;
+use cuda_agent::key::ProgramIdentity;
+use cuda_agent_ops::{Builtin, Entry, Identity, builtin};
+
+fn main() -> std::process::ExitCode {
+    let arguments: Vec<std::ffi::OsString> = std::env::args_os().collect();
+    // Before anything else: a supervisor starts with every program, and must have one thread.
+    if arguments.get(1).is_some_and(|word| word == supervise::COMMAND) {
+        let words: Vec<String> = arguments[2..].iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        std::process::exit(supervise::main(&words));
+    }
+    cli::main(arguments, &Builtins { add, program }).into()
+}
+
+fn add(catalog: &mut Catalog) -> Result<(), CatalogError> {
+    builtin().into_iter().try_for_each(|kind| add_kind(catalog, kind))
+}
+
+fn add_kind(catalog: &mut Catalog, kind: Builtin) -> Result<(), CatalogError> {
+    let identity = match kind.identity {
+        Identity::Version(version) => ProgramIdentity::Version(version),
+        Identity::Sources(sources) => {
+            let digest = |text: String| text.parse::<Digest>().expect("the build script writes digests");
+            ProgramIdentity::Files(sources.into_iter().map(|(path, text)| (path, digest(text))).collect())
+        }
+    };
+    let program = match kind.entry {
+        Entry::Rust(_) => ProgramFiles::None,
+        Entry::Files { files, folder } => ProgramFiles::Embedded { files, folder: folder.to_owned() },
+    };
+    catalog.add_builtin(kind.manifest, &kind.manifest_path, identity, program)
+}
+
+fn program(name: &str) -> Option<u8> {
+    builtin().into_iter().find(|kind| kind.name == name).and_then(|kind| match kind.entry {
+        Entry::Rust(main) => Some(main()),
+        Entry::Files { .. } => None,
+    })
+}

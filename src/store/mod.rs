@@ -218,15 +218,15 @@ impl Store {
         if Digest::of_bytes(&bytes) == *digest {
             return Ok(Some(bytes));
         }
-        self.set_aside(&name).await?;
+        self.delete(&name).await?;
         Ok(None)
     }
 
-    /// Removes a damaged object, so that nobody mistakes it for a good one.
-    async fn set_aside(&self, name: &str) -> Result<(), StoreError> {
+    /// Removes an object: a probe, or one that is damaged, so that nobody mistakes it for a good one.
+    pub async fn delete(&self, name: &str) -> Result<(), StoreError> {
         match self.backend.delete(&Path::from(name)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(self.error("remove damaged", name, error)),
+            Err(error) => Err(self.error("remove", name, error)),
         }
     }
 
@@ -243,7 +243,7 @@ impl Store {
                 Err(error) => return Err(fail(error)),
             };
             if found != *digest {
-                self.set_aside(&name).await?;
+                self.delete(&name).await?;
             }
             return Ok(found == *digest);
         }
@@ -348,7 +348,7 @@ impl Store {
         if Digest::of_bytes(&bytes) == *segment {
             return Ok(Some(bytes));
         }
-        self.set_aside(&name).await?;
+        self.delete(&name).await?;
         Ok(None)
     }
 

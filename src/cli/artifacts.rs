@@ -1,0 +1,154 @@
+//! `export` and `tag`, and finding what `STAGE.output` or `NAME@TAG` means.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::json;
+
+use super::project::Project;
+use super::runs::newest_key;
+use super::{CliError, Exit, print, print_json};
+use crate::artifact::Artifact;
+use crate::digest::Digest;
+use crate::execute::attempt;
+use crate::plan::inputs::Input;
+use crate::schedule;
+use crate::store::{Store, Tag};
+
+/// Options of `export`.
+#[derive(Args)]
+pub struct ExportOptions {
+    /// `STAGE`, `STAGE.output` or `NAME@TAG`
+    what: String,
+    /// The folder to make
+    folder: PathBuf,
+    /// Write into a folder that is there already
+    #[arg(long)]
+    force: bool,
+}
+
+/// Options of `tag`.
+#[derive(Args)]
+pub struct TagOptions {
+    /// `STAGE.output`
+    what: String,
+    /// `NAME@TAG`
+    name: String,
+}
+
+/// Something in the store: its record and the outputs that are meant.
+pub struct Found {
+    /// The record's key.
+    pub key: Digest,
+    /// By port.
+    pub outputs: BTreeMap<String, Artifact>,
+}
+
+fn split_tag(text: &str) -> Option<(&str, &str)> {
+    let plain = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
+    text.split_once('@').filter(|(name, tag)| plain(name) && plain(tag))
+}
+
+/// Finds `STAGE`, `STAGE.output` or `NAME@TAG` in the store.
+pub async fn find(project: &Project, store: &Store, what: &str) -> Result<Found, CliError> {
+    if let Some((name, tag)) = split_tag(what) {
+        let missing = || CliError::usage(format!("nothing is tagged {what} in {}", store.url()));
+        let target = store.tag(name, tag).await?.ok_or_else(missing)?;
+        return outputs_of(store, &target.key, Some(&target.output), what).await;
+    }
+    // Names of cells may have dots in their brackets.
+    let dot = what.rfind('.').filter(|dot| !what[*dot..].contains(']'));
+    let (stage, output) = dot.map_or((what, None), |dot| (&what[..dot], Some(&what[dot + 1..])));
+    let pipeline = match project.default_pipeline() {
+        Ok(file) => Some(project.pipeline(&file)?),
+        Err(_) => None,
+    };
+    let name = pipeline.as_ref().map(|pipeline| pipeline.name.as_str());
+    let Some(key) = newest_key(store, name, stage).await? else {
+        let error = CliError::usage(format!("no run has made `{stage}` yet"));
+        let names = pipeline.iter().flat_map(|pipeline| pipeline.stages.iter().map(|stage| stage.name.as_str()));
+        return Err(match crate::spec::suggest(stage, names) {
+            Some(near) if near != stage => error.with_hint(format!("did you mean `{near}`?")),
+            _ => error.with_hint(format!("`cuda-agent run {stage}` makes it")),
+        });
+    };
+    outputs_of(store, &key, output, what).await
+}
+
+async fn outputs_of(store: &Store, key: &Digest, output: Option<&str>, what: &str) -> Result<Found, CliError> {
+    let gone = || CliError::environment(format!("the record of `{what}` is gone from {}", store.url()));
+    let (_, record) = store.record(key).await?.ok_or_else(gone)?;
+    let Some(output) = output else { return Ok(Found { key: *key, outputs: record.outputs }) };
+    let Some((port, artifact)) = record.outputs.get_key_value(output) else {
+        let names: Vec<&str> = record.outputs.keys().map(String::as_str).collect();
+        return Err(CliError::usage(format!("`{what}`: there is no output `{output}`"))
+            .with_hint(format!("its outputs are {}", names.join(", "))));
+    };
+    Ok(Found { key: *key, outputs: BTreeMap::from([(port.clone(), artifact.clone())]) })
+}
+
+/// Copies artifacts to a folder.
+pub async fn export(project: &Project, options: ExportOptions) -> Result<Exit, CliError> {
+    let store = project.store()?;
+    let found = find(project, &store, &options.what).await?;
+    let folder = &options.folder;
+    let taken = std::fs::read_dir(folder).is_ok_and(|mut items| items.next().is_some()) || folder.is_file();
+    if taken && !options.force {
+        return Err(CliError::usage(format!("{} is not empty", folder.display()))
+            .with_hint("name another folder, or use --force to write into it"));
+    }
+    let fail = |error: std::io::Error| CliError::environment(format!("{}: {error}", folder.display()));
+    std::fs::create_dir_all(folder).map_err(fail)?;
+    // One tree is the folder itself; several outputs lie beside each other.
+    let alone = found.outputs.len() == 1;
+    let mut made = Vec::new();
+    for (port, artifact) in found.outputs {
+        let table = artifact.rows.is_some();
+        let target = if alone && !table { folder.clone() } else { folder.join(attempt::artifact_name(&port, artifact.port_type)) };
+        let size = artifact.size;
+        place(&store, artifact, &target).await?;
+        made.push((target, size));
+    }
+    if project.common.json {
+        let files: Vec<_> = made.iter().map(|(path, size)| json!({ "path": path, "size": size })).collect();
+        print_json(&files);
+    } else {
+        for (path, size) in made {
+            print(&format!("{} ({})\n", path.display(), schedule::bytes(size)));
+        }
+    }
+    Ok(Exit::Done)
+}
+
+async fn place(store: &Store, artifact: Artifact, target: &Path) -> Result<(), CliError> {
+    let single = artifact.rows.is_none()
+        && store.tree_entries(&artifact).await?.is_some_and(|entries| entries.iter().any(|e| e.path.is_empty()));
+    // A single file cannot take the place of the folder.
+    let target = if single && target.is_dir() { target.join("file") } else { target.to_owned() };
+    attempt::place(store, &Input::stored(artifact), &target)
+        .await
+        .map_err(|failure| CliError { hint: failure.hint.clone(), ..CliError::environment(failure.message) })
+}
+
+/// Names an output.
+pub async fn tag(project: &Project, options: TagOptions) -> Result<Exit, CliError> {
+    let Some((name, tag)) = split_tag(&options.name) else {
+        return Err(CliError::usage(format!("`{}` is not NAME@TAG", options.name))
+            .with_hint("letters, digits, `_`, `-` and `.` on both sides: `ops@v1`"));
+    };
+    let store = project.store()?;
+    let found = find(project, &store, &options.what).await?;
+    let Some((output, artifact)) = found.outputs.iter().next().filter(|_| found.outputs.len() == 1) else {
+        let names: Vec<&str> = found.outputs.keys().map(String::as_str).collect();
+        return Err(CliError::usage(format!("`{}` has several outputs", options.what))
+            .with_hint(format!("name one of {}", names.join(", "))));
+    };
+    store.put_tag(name, tag, &Tag { key: found.key, output: output.clone() }).await?;
+    if project.common.json {
+        print_json(&json!({ "tag": options.name, "key": found.key, "output": output, "digest": artifact.digest }));
+    } else {
+        print(&format!("{} is now {} ({})\n", options.name, options.what, artifact.digest.short()));
+    }
+    Ok(Exit::Done)
+}

@@ -1,0 +1,111 @@
+//! What goes wrong, as people and programs are told it.
+
+use serde_json::json;
+
+use crate::catalog::CatalogError;
+use crate::plan::PlanError;
+use crate::plan::graph::SelectError;
+use crate::spec::SpecErrors;
+use crate::store::StoreError;
+
+/// Exit statuses; `--help` lists them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// Done.
+    Done = 0,
+    /// A stage failed.
+    Failed = 1,
+    /// Bad usage or pipeline.
+    Usage = 2,
+    /// Store or machine.
+    Environment = 3,
+    /// Ctrl-C.
+    Interrupted = 130,
+}
+
+/// An error of a command.
+#[derive(Debug)]
+pub struct CliError {
+    /// How the process ends.
+    pub exit: Exit,
+    /// What is wrong.
+    pub message: String,
+    /// What to do about it.
+    pub hint: Option<String>,
+    /// All errors of a file, placed.
+    pub spec: Option<SpecErrors>,
+}
+
+impl CliError {
+    /// The user's mistake.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self { exit: Exit::Usage, message: message.into(), hint: None, spec: None }
+    }
+
+    /// The machine's or the store's.
+    pub fn environment(message: impl Into<String>) -> Self {
+        Self { exit: Exit::Environment, ..Self::usage(message) }
+    }
+
+    /// Adds what to do about it.
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Prints the error, and says how to end.
+    pub fn report(&self, as_json: bool, color: bool) -> Exit {
+        if as_json {
+            let mut error = json!({ "message": self.message, "hint": self.hint });
+            if let Some(spec) = &self.spec {
+                error["errors"] = serde_json::to_value(spec).expect("errors are plain data");
+            }
+            super::print_json(&json!({ "error": error }));
+        } else if let Some(spec) = &self.spec {
+            eprintln!("{}", spec.render(color).trim_end());
+            eprintln!("\n{}", self.message);
+        } else {
+            eprintln!("error: {}", self.message);
+            if let Some(hint) = &self.hint {
+                eprintln!("hint: {hint}");
+            }
+        }
+        self.exit
+    }
+}
+
+impl From<SpecErrors> for CliError {
+    fn from(errors: SpecErrors) -> Self {
+        let count = serde_json::to_value(&errors).ok().and_then(|v| v.as_array().map(Vec::len)).unwrap_or(1);
+        let message = format!("{count} error{}; nothing was changed", if count == 1 { "" } else { "s" });
+        Self { spec: Some(errors), ..Self::usage(message) }
+    }
+}
+
+impl From<PlanError> for CliError {
+    fn from(error: PlanError) -> Self {
+        let exit = if error.is_usage() { Exit::Usage } else { Exit::Environment };
+        Self { exit, message: error.to_string(), hint: error.hint(), spec: None }
+    }
+}
+
+impl From<StoreError> for CliError {
+    fn from(error: StoreError) -> Self {
+        Self::environment(error.to_string())
+    }
+}
+
+impl From<SelectError> for CliError {
+    fn from(error: SelectError) -> Self {
+        Self::usage(error.to_string())
+    }
+}
+
+impl From<CatalogError> for CliError {
+    fn from(error: CatalogError) -> Self {
+        match error {
+            CatalogError::Manifest(errors) => errors.into(),
+            other => Self::usage(other.to_string()),
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! `cuda-agent show`: what a stage made.
+
+use arrow::array::RecordBatch;
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::artifacts::find;
+use super::project::Project;
+use super::{CliError, Exit, print, print_json};
+use crate::artifact::{Artifact, json as rows_json};
+use crate::schedule;
+use crate::store::{Store, blob_name};
+
+/// Options of `show`.
+#[derive(Args)]
+pub struct Options {
+    /// `STAGE`, `STAGE.output` or `NAME@TAG`
+    what: String,
+    /// How many rows of a table to show
+    #[arg(long, short = 'n', default_value_t = 5)]
+    rows: usize,
+    /// Show values whole
+    #[arg(long)]
+    full: bool,
+}
+
+/// Shows schema, counts and the first rows of tables, and the files of trees.
+pub async fn show(project: &Project, options: Options) -> Result<Exit, CliError> {
+    let store = project.store()?;
+    let found = find(project, &store, &options.what).await?;
+    let mut values = serde_json::Map::new();
+    let mut text = String::new();
+    for (port, artifact) in &found.outputs {
+        let value = described(&store, artifact, options.rows).await?;
+        text.push_str(&in_words(port, artifact, &value, options.full));
+        values.insert(port.clone(), value);
+    }
+    if project.common.json { print_json(&values) } else { print(&text) }
+    Ok(Exit::Done)
+}
+
+async fn described(store: &Store, artifact: &Artifact, count: usize) -> Result<Value, CliError> {
+    let gone = || CliError::environment(format!("blob {} is missing or damaged", artifact.blob)).with_hint("run again");
+    let mut value = serde_json::to_value(artifact).expect("artifacts are plain data");
+    value["path"] = json!(store.folder().map(|folder| folder.join(blob_name(&artifact.blob))));
+    if artifact.rows.is_some() {
+        let bytes = store.get_blob(&artifact.blob).await?.ok_or_else(gone)?;
+        let head = head(bytes, count).map_err(|error| CliError::environment(error.to_string()))?;
+        value["head"] = head.iter().flat_map(rows_json::rows).map(Value::Object).collect();
+    } else {
+        let entries = store.tree_entries(artifact).await?.ok_or_else(gone)?;
+        value["files"] = entries.iter().map(|e| json!({ "path": e.path, "size": e.size, "digest": e.digest })).collect();
+    }
+    Ok(value)
+}
+
+fn head(bytes: bytes::Bytes, count: usize) -> Result<Vec<RecordBatch>, Box<dyn std::error::Error>> {
+    let builder = parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder::try_new(bytes)?;
+    Ok(builder.with_limit(count).build()?.collect::<Result<_, _>>()?)
+}
+
+fn in_words(port: &str, artifact: &Artifact, value: &Value, full: bool) -> String {
+    let size = schedule::bytes(artifact.size);
+    let Some(rows) = artifact.rows else {
+        let files = value["files"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let mut text = format!("{port}: {}, {} files, {size}, {}\n", artifact.port_type, files.len(), artifact.digest.short());
+        for file in files.iter().take(40) {
+            let size = schedule::bytes(file["size"].as_u64().unwrap_or(0));
+            text.push_str(&format!("  {:<48} {size}\n", file["path"].as_str().unwrap_or_default()));
+        }
+        if files.len() > 40 {
+            text.push_str(&format!("  and {} more\n", files.len() - 40));
+        }
+        return text;
+    };
+    let mut text = format!("{port}: {}, {rows} rows, {size}, {}\n", artifact.port_type, artifact.digest.short());
+    if let Some(path) = value["path"].as_str() {
+        text.push_str(&format!("  {path}\n"));
+    }
+    for column in &artifact.columns {
+        let measured = if column.measured { "  (measured)" } else { "" };
+        text.push_str(&format!("  {:<28} {}{measured}\n", column.name, column.column_type));
+    }
+    for (number, row) in value["head"].as_array().into_iter().flatten().enumerate() {
+        text.push_str(&format!("row {number}\n"));
+        for (name, cell) in row.as_object().into_iter().flatten() {
+            text.push_str(&format!("  {name:<28} {}\n", cell_text(cell, full)));
+        }
+    }
+    text
+}
+
+fn cell_text(cell: &Value, full: bool) -> String {
+    let text = match cell {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    if full {
+        return text.replace('\n', "\n                               ");
+    }
+    let line = text.replace('\n', "⏎");
+    if line.chars().count() <= 70 { line } else { line.chars().take(69).chain("…".chars()).collect() }
+}

@@ -1,0 +1,104 @@
+//! `stages` and `schema`: what pipelines can be made of.
+
+use clap::Args;
+use cuda_agent_protocol::Manifest;
+use serde_json::json;
+
+use super::project::Project;
+use super::{CliError, Exit, print, print_json};
+use crate::schedule;
+use crate::spec;
+
+/// Options of `stages`.
+#[derive(Args)]
+pub struct Options {
+    /// A stage kind to describe
+    kind: Option<String>,
+}
+
+/// Lists stage kinds, or describes one.
+pub fn stages(project: &Project, options: Options) -> Result<Exit, CliError> {
+    let Some(name) = options.kind else {
+        if project.common.json {
+            let kinds: Vec<&Manifest> = project.catalog.kinds().map(|kind| kind.manifest.as_ref()).collect();
+            print_json(&kinds);
+            return Ok(Exit::Done);
+        }
+        let width = project.catalog.kinds().map(|kind| kind.manifest.name.len()).max().unwrap_or(0);
+        let lines = project.catalog.kinds().map(|kind| {
+            format!("{:<width$}  {:<8}  {}\n", kind.manifest.name, kind.manifest.version, kind.manifest.summary)
+        });
+        let mut text: String = lines.collect();
+        text.push_str(&format!("{:<width$}  {:<8}  a command of the pipeline: `uses: run`\n", "run", ""));
+        text.push_str("\n`cuda-agent stages NAME` describes one.\n");
+        print(&text);
+        return Ok(Exit::Done);
+    };
+    let Some(kind) = project.catalog.kind(&name) else {
+        let error = CliError::usage(format!("unknown stage kind `{name}`"));
+        let names = project.catalog.kinds().map(|kind| kind.manifest.name.as_str());
+        return Err(match spec::suggest(&name, names) {
+            Some(near) => error.with_hint(format!("did you mean `{near}`?")),
+            None => error.with_hint("`cuda-agent stages` lists them"),
+        });
+    };
+    if project.common.json {
+        print_json(&json!({ "manifest": *kind.manifest, "identity": kind.identity, "origin": kind.origin }));
+    } else {
+        print(&described(&kind.manifest));
+    }
+    Ok(Exit::Done)
+}
+
+fn described(manifest: &Manifest) -> String {
+    let mut text = format!("{} {}: {}\n", manifest.name, manifest.version, manifest.summary);
+    if !manifest.inputs.is_empty() {
+        text.push_str("\ninputs:\n");
+    }
+    for (name, port) in &manifest.inputs {
+        let mut notes = Vec::new();
+        notes.extend(port.optional.then_some("optional"));
+        notes.extend(port.list.then_some("several"));
+        notes.extend(manifest.by_row.as_ref().filter(|by_row| by_row.port == *name).map(|_| "by row"));
+        let notes = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join(", ")) };
+        text.push_str(&entry(&format!("{name}: {}{notes}", port.port_type), &port.doc, 2));
+        for (column, column_type) in &port.columns {
+            text.push_str(&format!("      reads {column}: {column_type}\n"));
+        }
+    }
+    text.push_str("\noutputs:\n");
+    for (name, port) in &manifest.outputs {
+        text.push_str(&entry(&format!("{name}: {}", port.port_type), &port.doc, 2));
+        for column in &port.columns {
+            let measured = if column.measured { " (measured)" } else { "" };
+            text.push_str(&entry(&format!("{}: {}{measured}", column.name, column.column_type), &column.doc, 6));
+        }
+    }
+    if !manifest.params.is_empty() {
+        text.push_str("\nparams (under `with:`):\n");
+    }
+    for (name, param) in &manifest.params {
+        let default = param.default.as_ref().map_or_else(|| "required".to_owned(), |value| format!("default {value}"));
+        text.push_str(&entry(&format!("{name}: {}, {default}", param.param_type.name()), &param.doc, 2));
+    }
+    let resources = &manifest.resources;
+    text.push_str(&format!("\nresources: cpu {}, gpu {}", resources.cpu, resources.gpu));
+    if resources.memory > 0 {
+        text.push_str(&format!(", memory {}", schedule::bytes(resources.memory)));
+    }
+    let determinism = serde_json::to_value(manifest.determinism).expect("plain data");
+    text.push_str(&format!("\ndeterminism: {}\n", determinism.as_str().unwrap_or_default()));
+    text
+}
+
+fn entry(head: &str, doc: &str, indent: usize) -> String {
+    let pad = " ".repeat(indent);
+    let doc = doc.split_whitespace().collect::<Vec<_>>().join(" ");
+    if doc.is_empty() { format!("{pad}{head}\n") } else { format!("{pad}{head}\n{pad}    {doc}\n") }
+}
+
+/// Prints the JSON Schema of pipeline files.
+pub fn schema(project: &Project) -> Result<Exit, CliError> {
+    print_json(&spec::schema(&project.catalog));
+    Ok(Exit::Done)
+}

@@ -1,0 +1,175 @@
+//! The command line: one file per command. The exit status is decided in [`main`] alone.
+
+mod artifacts;
+mod doctor;
+mod error;
+mod inspect;
+mod kinds;
+mod plan;
+mod progress;
+mod project;
+mod run;
+mod runs;
+
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub use error::{CliError, Exit};
+
+use crate::catalog::{Catalog, CatalogError};
+
+/// What the binary brings: stage kinds, and the programs that are part of it.
+pub struct Builtins {
+    /// Adds the built-in kinds.
+    pub add: fn(&mut Catalog) -> Result<(), CatalogError>,
+    /// Runs a built-in program, `None` where there is none of that name.
+    pub program: fn(&str) -> Option<u8>,
+}
+
+#[derive(Parser)]
+#[command(name = "cuda-agent", version, about, disable_help_subcommand = true, max_term_width = 100)]
+#[command(after_help = "Exit status: 0 done, 1 a stage failed, 2 bad usage or pipeline, 3 store or machine, 130 interrupted.")]
+struct Cli {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Options of every command.
+#[derive(Args, Clone, Debug)]
+pub struct Common {
+    /// The pipeline file [default: `pipeline:` of cuda-agent.yaml, else the last one that ran here]
+    #[arg(long, global = true, value_name = "FILE")]
+    pipeline: Option<PathBuf>,
+    /// Where artifacts live: a folder, file://… or memory:// [default: `store:` of cuda-agent.yaml, else .cuda-agent]
+    #[arg(long, global = true, value_name = "URL")]
+    store: Option<String>,
+    /// Set a parameter of the pipeline, or `stage.parameter`
+    #[arg(short, long = "param", global = true, value_name = "NAME=VALUE")]
+    params: Vec<String>,
+    /// Machine-readable output
+    #[arg(long, global = true)]
+    json: bool,
+    /// When to use colours and bars
+    #[arg(long, global = true, value_enum, default_value_t = Color::Auto, value_name = "WHEN")]
+    color: Color,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Color {
+    Auto,
+    Always,
+    Never,
+}
+
+impl Common {
+    fn colored(&self) -> bool {
+        match self.color {
+            Color::Auto => std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
+            Color::Always => true,
+            Color::Never => false,
+        }
+    }
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Execute what is not in the store yet
+    Run(run::Options),
+    /// Say what `run` would do, and why
+    Plan(plan::Options),
+    /// Tell everything about one stage: key, inputs, why it would run
+    Explain(plan::ExplainOptions),
+    /// How the last run stands
+    Status(runs::StatusOptions),
+    /// List runs
+    Runs(runs::RunsOptions),
+    /// What a stage printed
+    Log(runs::LogOptions),
+    /// Look into what a stage made: schema, counts, first rows, files
+    Show(inspect::Options),
+    /// Copy what a stage made, or a tagged artifact, to a folder
+    Export(artifacts::ExportOptions),
+    /// Give an output a name: `tag dataset.samples ops@v1`
+    Tag(artifacts::TagOptions),
+    /// List stage kinds, or describe one
+    Stages(kinds::Options),
+    /// Print the JSON Schema of pipeline files, for editors
+    Schema,
+    /// Draw the pipeline
+    Graph(plan::GraphOptions),
+    /// Check this machine and the store
+    Doctor,
+    /// Run a program that is part of this binary (the engine does this)
+    #[command(hide = true)]
+    Stage {
+        /// The stage kind.
+        kind: String,
+    },
+}
+
+/// Parses the arguments, runs the command, and decides the exit status.
+pub fn main(arguments: Vec<OsString>, builtins: &Builtins) -> u8 {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { Exit::Usage as u8 } else { Exit::Done as u8 };
+        }
+    };
+    let common = cli.common.clone();
+    match dispatch(cli, builtins) {
+        Ok(exit) => exit as u8,
+        Err(error) => error.report(common.json, common.colored()) as u8,
+    }
+}
+
+fn dispatch(cli: Cli, builtins: &Builtins) -> Result<Exit, CliError> {
+    if let Command::Stage { kind } = &cli.command {
+        let unknown = || CliError::usage(format!("`{kind}` is not a program of this binary"));
+        let status = (builtins.program)(kind).ok_or_else(unknown)?;
+        std::process::exit(status.into());
+    }
+    let project = project::Project::open(&cli.common, builtins)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| CliError::environment(format!("no runtime: {error}")))?;
+    let outcome = runtime.block_on(async {
+        match cli.command {
+            Command::Run(options) => run::run(&project, options).await,
+            Command::Plan(options) => plan::plan(&project, options).await,
+            Command::Explain(options) => plan::explain(&project, options).await,
+            Command::Status(options) => runs::status(&project, options).await,
+            Command::Runs(options) => runs::runs(&project, options).await,
+            Command::Log(options) => runs::log(&project, options).await,
+            Command::Show(options) => inspect::show(&project, options).await,
+            Command::Export(options) => artifacts::export(&project, options).await,
+            Command::Tag(options) => artifacts::tag(&project, options).await,
+            Command::Stages(options) => kinds::stages(&project, options),
+            Command::Schema => kinds::schema(&project),
+            Command::Graph(options) => plan::graph(&project, options),
+            Command::Doctor => doctor::doctor(&project).await,
+            Command::Stage { .. } => unreachable!("handled above"),
+        }
+    });
+    // A thread that still copies something must not hold up the end.
+    runtime.shutdown_background();
+    outcome
+}
+
+/// Writes to standard output; a reader that went away (`| head`) is no error.
+fn print(text: &str) {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
+        std::process::exit(Exit::Done as i32);
+    }
+}
+
+/// Prints a value as JSON.
+fn print_json(value: &impl serde::Serialize) {
+    print(&format!("{}\n", serde_json::to_string_pretty(value).expect("output is plain data")));
+}

@@ -1,0 +1,221 @@
+//! What a run shows while it goes on: bars on a terminal, lines elsewhere, JSON lines on demand.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+use crate::event::{RunEvent, RunOutcome, StageOutcome, Subscriber};
+use crate::execute::seconds;
+use crate::key::MissReason;
+use crate::store::RowCounts;
+
+/// One JSON object a line on standard output.
+pub struct JsonLines;
+
+impl Subscriber for JsonLines {
+    fn notice(&mut self, event: &RunEvent) {
+        super::print(&format!("{}\n", serde_json::to_string(event).expect("events are plain data")));
+    }
+}
+
+/// Plain lines on standard error.
+pub struct Lines {
+    last: HashMap<String, Instant>,
+}
+
+/// How often a stage's progress is worth a line.
+const EVERY: Duration = Duration::from_secs(10);
+
+impl Lines {
+    /// No line yet.
+    pub fn new() -> Self {
+        Self { last: HashMap::new() }
+    }
+}
+
+impl Subscriber for Lines {
+    fn notice(&mut self, event: &RunEvent) {
+        if let RunEvent::StageProgress { stage, .. } = event {
+            let now = Instant::now();
+            let last = self.last.entry(stage.clone()).or_insert(now);
+            if now.duration_since(*last) < EVERY {
+                return;
+            }
+            *last = now;
+        }
+        if let RunEvent::StageStarted { stage, .. } = event {
+            self.last.insert(stage.clone(), Instant::now());
+        }
+        if let Some(line) = line(event) {
+            eprintln!("{line}");
+        }
+    }
+}
+
+/// An event in words; several lines where a stage failed. `None` for what is not worth one.
+pub fn line(event: &RunEvent) -> Option<String> {
+    Some(match event {
+        RunEvent::RunStarted { run, pipeline, stages, store } => {
+            format!("run {run}: {pipeline}, {stages} stages, store {store}")
+        }
+        RunEvent::StageStarted { stage, attempt, reasons, rows } => {
+            let again = if *attempt > 1 { format!(" (attempt {attempt})") } else { String::new() };
+            format!("{stage}: started{again}{}: {}", rows.map(|rows| todo(&rows)).unwrap_or_default(), because(reasons))
+        }
+        RunEvent::StageProgress { stage, done, total, unit } => {
+            let total = total.map(|total| format!(" of {total}")).unwrap_or_default();
+            format!("{stage}: {done}{total} {unit}")
+        }
+        RunEvent::Message { stage, level, message } if level != "debug" => match level.as_str() {
+            "info" => format!("{stage}: {message}"),
+            level => format!("{stage}: {level}: {message}"),
+        },
+        RunEvent::StageRetry { stage, message, wait_s } => {
+            format!("{stage}: {message}; trying again in {}", seconds(Duration::from_secs_f64(*wait_s)))
+        }
+        RunEvent::StageFinished { stage, outcome, duration_s, rows } => match outcome {
+            StageOutcome::Done => {
+                let took = seconds(Duration::from_secs_f64(*duration_s));
+                format!("{stage}: done in {took}{}", rows.map(|rows| counted(&rows)).unwrap_or_default())
+            }
+            StageOutcome::Failed { message, hint, log_tail } => failed(stage, message, hint.as_deref(), log_tail),
+            StageOutcome::Skipped { because } => format!("{stage}: skipped, {because} failed"),
+            StageOutcome::Cancelled => format!("{stage}: stopped"),
+        },
+        RunEvent::RunFinished { outcome, duration_s, hits, executed, failed, skipped } => {
+            summary(*outcome, *duration_s, *hits, *executed, *failed, *skipped)
+        }
+        RunEvent::StageHit { .. } | RunEvent::Metric { .. } | RunEvent::Message { .. } => return None,
+    })
+}
+
+fn todo(rows: &RowCounts) -> String {
+    format!(", {} rows to do, {} in the store", rows.executed, rows.reused)
+}
+
+fn counted(rows: &RowCounts) -> String {
+    let mut text = format!(" ({} rows executed, {} reused", rows.executed, rows.reused);
+    if rows.rejected > 0 {
+        text.push_str(&format!(", {} rejected", rows.rejected));
+    }
+    if rows.failed > 0 {
+        text.push_str(&format!(", {} failed", rows.failed));
+    }
+    text + ")"
+}
+
+/// Reasons in one line.
+pub fn because(reasons: &[MissReason]) -> String {
+    let reasons: Vec<String> = reasons.iter().map(MissReason::to_string).collect();
+    reasons.join("; ")
+}
+
+fn failed(stage: &str, message: &str, hint: Option<&str>, log_tail: &[String]) -> String {
+    let mut text = format!("{stage}: failed: {message}");
+    for line in log_tail {
+        text.push_str(&format!("\n  | {line}"));
+    }
+    if let Some(hint) = hint {
+        text.push_str(&format!("\n  hint: {hint}"));
+    }
+    if !log_tail.is_empty() {
+        text.push_str(&format!("\n  the whole log: cuda-agent log {stage}"));
+    }
+    text
+}
+
+fn summary(outcome: RunOutcome, duration_s: f64, hits: usize, executed: usize, failed: usize, skipped: usize) -> String {
+    let took = seconds(Duration::from_secs_f64(duration_s));
+    let mut parts = vec![format!("{executed} executed"), format!("{hits} up to date")];
+    if failed > 0 {
+        parts.push(format!("{failed} failed"));
+    }
+    if skipped > 0 {
+        parts.push(format!("{skipped} skipped"));
+    }
+    let ended = match outcome {
+        RunOutcome::Done => "done",
+        RunOutcome::Failed => "failed",
+        RunOutcome::Interrupted => "interrupted",
+    };
+    format!("{ended} in {took}: {}", parts.join(", "))
+}
+
+/// A bar for each stage that runs, and lines above them.
+pub struct Bars {
+    all: MultiProgress,
+    bars: HashMap<String, ProgressBar>,
+    color: bool,
+}
+
+impl Bars {
+    /// No bar yet.
+    pub fn new(color: bool) -> Self {
+        Self { all: MultiProgress::new(), bars: HashMap::new(), color }
+    }
+
+    fn say(&self, text: &str, code: &str) {
+        let line = if self.color && !code.is_empty() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() };
+        let _ = self.all.println(line);
+    }
+
+    fn start(&mut self, stage: &str, attempt: u32, reasons: &[MissReason], rows: Option<&RowCounts>) {
+        let template = "{spinner} {prefix:<24!} {elapsed:>5} {wide_msg}";
+        let style = ProgressStyle::with_template(template).expect("the template is right");
+        let bar = self.all.add(ProgressBar::new_spinner().with_style(style).with_prefix(stage.to_owned()));
+        let again = if attempt > 1 { format!("attempt {attempt} · ") } else { String::new() };
+        bar.set_message(match rows {
+            Some(rows) => format!("{again}{} rows to do, {} in the store", rows.executed, rows.reused),
+            None => format!("{again}{}", because(reasons)),
+        });
+        bar.enable_steady_tick(Duration::from_millis(120));
+        self.bars.insert(stage.to_owned(), bar);
+    }
+
+    fn progress(&mut self, stage: &str, done: u64, total: Option<u64>, unit: &str) {
+        let Some(bar) = self.bars.get(stage) else { return };
+        if let Some(total) = total
+            && bar.length() != Some(total)
+        {
+            let template = "{spinner} {prefix:<24!} {elapsed:>5} {wide_bar} {pos}/{len} {msg} {per_sec:>10} eta {eta}";
+            bar.set_style(ProgressStyle::with_template(template).expect("the template is right"));
+            bar.set_length(total);
+            bar.set_message(unit.to_owned());
+        }
+        if total.is_none() {
+            bar.set_message(format!("{done} {unit}"));
+        }
+        bar.set_position(done);
+    }
+}
+
+impl Subscriber for Bars {
+    fn notice(&mut self, event: &RunEvent) {
+        match event {
+            RunEvent::StageStarted { stage, attempt, reasons, rows } => {
+                if let Some(bar) = self.bars.remove(stage) {
+                    bar.finish_and_clear();
+                }
+                self.start(stage, *attempt, reasons, rows.as_ref());
+            }
+            RunEvent::StageProgress { stage, done, total, unit } => self.progress(stage, *done, *total, unit),
+            RunEvent::StageFinished { stage, outcome, .. } => {
+                if let Some(bar) = self.bars.remove(stage) {
+                    bar.finish_and_clear();
+                }
+                let code = match outcome {
+                    StageOutcome::Done => "32",
+                    StageOutcome::Failed { .. } => "31",
+                    StageOutcome::Skipped { .. } | StageOutcome::Cancelled => "33",
+                };
+                self.say(&line(event).unwrap_or_default(), code);
+            }
+            other => {
+                if let Some(line) = line(other) {
+                    self.say(&line, if matches!(other, RunEvent::RunFinished { .. }) { "1" } else { "" });
+                }
+            }
+        }
+    }
+}

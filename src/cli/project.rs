@@ -1,0 +1,166 @@
+//! Where a command works: the project file, the store, the stage kinds, the pipeline.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::{Builtins, CliError, Common};
+use crate::Folders;
+use crate::catalog::Catalog;
+use crate::host::Host;
+use crate::spec::{self, Pipeline, SecretSource};
+use crate::store::Store;
+
+/// The name of a project file.
+const PROJECT_FILE: &str = "cuda-agent.yaml";
+/// The folder of what is local.
+const LOCAL: &str = ".cuda-agent";
+
+/// What a command has to work with.
+pub struct Project {
+    /// Options of every command.
+    pub common: Common,
+    /// Local folders.
+    pub folders: Folders,
+    /// Stage kinds.
+    pub catalog: Catalog,
+    root: PathBuf,
+    settings: spec::Project,
+    folder: PathBuf,
+}
+
+impl Project {
+    /// Finds the project file here or above, and loads the stage kinds.
+    pub fn open(common: &Common, builtins: &Builtins) -> Result<Self, CliError> {
+        let here = std::env::current_dir().map_err(|error| CliError::environment(format!("current folder: {error}")))?;
+        let found = here.ancestors().map(|folder| folder.join(PROJECT_FILE)).find(|file| file.is_file());
+        let settings = match &found {
+            Some(file) => spec::parse_project(&read(file)?, &shown(file, &here))?,
+            None => spec::Project::default(),
+        };
+        let folder = found.as_deref().and_then(Path::parent).unwrap_or(&here).to_owned();
+        let root = folder.join(settings.work.clone().unwrap_or_else(|| LOCAL.into()));
+        let folders = Folders { work: root.join("work"), state: root.join("state"), cache: root.join("cache") };
+        let mut catalog = Catalog::default();
+        (builtins.add)(&mut catalog)?;
+        for stages in &settings.stages {
+            catalog.add_folder(&folder.join(stages))?;
+        }
+        Ok(Self { common: common.clone(), folders, catalog, root, settings, folder })
+    }
+
+    /// The store. Opening a folder makes it, so commands that only look call [`Project::existing_store`].
+    pub fn store(&self) -> Result<Store, CliError> {
+        let url = self.common.store.as_ref().or(self.settings.store.as_ref());
+        Ok(match url {
+            Some(url) => Store::open(url)?,
+            None => Store::open_folder(&self.root)?,
+        })
+    }
+
+    /// This machine.
+    pub fn host(&self) -> Host {
+        let python = std::env::var_os("CUDA_AGENT_PYTHON").map(PathBuf::from);
+        let python = python.or_else(|| self.settings.python.as_ref().map(|python| self.folder.join(python)));
+        Host::detect(python.as_deref(), &self.folders.cache)
+    }
+
+    /// Splits `run [PIPELINE] [STAGE…]`: the first word is a pipeline where it is a file, or looks like one.
+    pub fn targets(&self, words: &[String]) -> Result<(PathBuf, Vec<String>), CliError> {
+        if let Some(file) = &self.common.pipeline {
+            return Ok((file.clone(), words.to_vec()));
+        }
+        if let Some((first, rest)) = words.split_first()
+            && (first.ends_with(".yaml") || first.ends_with(".yml"))
+        {
+            return Ok((first.into(), rest.to_vec()));
+        }
+        Ok((self.default_pipeline()?, words.to_vec()))
+    }
+
+    /// The pipeline where none is named.
+    pub fn default_pipeline(&self) -> Result<PathBuf, CliError> {
+        if let Some(file) = self.common.pipeline.clone() {
+            return Ok(file);
+        }
+        if let Some(file) = &self.settings.pipeline {
+            return Ok(self.folder.join(file));
+        }
+        let last = std::fs::read_to_string(self.last_file()).ok().map(PathBuf::from);
+        last.filter(|file| file.is_file()).ok_or_else(|| {
+            CliError::usage("no pipeline is named")
+                .with_hint("name one (`cuda-agent run pipelines/quickstart.yaml`), or set `pipeline:` in cuda-agent.yaml")
+        })
+    }
+
+    fn last_file(&self) -> PathBuf {
+        self.folders.cache.join("last-pipeline")
+    }
+
+    /// Remembers a pipeline for commands that name none.
+    pub fn remember(&self, file: &Path) {
+        if let Ok(file) = file.canonicalize() {
+            let _ = std::fs::create_dir_all(&self.folders.cache);
+            let _ = std::fs::write(self.last_file(), file.display().to_string());
+        }
+    }
+
+    /// Reads a pipeline, or tells all that is wrong with it.
+    pub fn pipeline(&self, file: &Path) -> Result<Pipeline, CliError> {
+        let overrides = self.common.params.iter().map(|text| {
+            let (name, value) = text.split_once('=').ok_or_else(|| {
+                CliError::usage(format!("`-p {text}` has no `=`")).with_hint("write `-p name=value`")
+            })?;
+            Ok((name.to_owned(), value.to_owned()))
+        });
+        let overrides = overrides.collect::<Result<Vec<_>, CliError>>()?;
+        let text = read(file)?;
+        let folder = match file.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        let folder = folder.canonicalize().map_err(|error| CliError::usage(format!("{}: {error}", folder.display())))?;
+        let include = |path: &Path| std::fs::read_to_string(path);
+        Ok(spec::parse_pipeline(&text, file, &folder, &self.catalog, &overrides, &include)?)
+    }
+
+    /// Values of the secrets that a pipeline names.
+    pub fn secrets(&self, pipeline: &Pipeline) -> Result<BTreeMap<String, String>, CliError> {
+        let used: Vec<&String> = pipeline.stages.iter().flat_map(|stage| &stage.secrets).collect();
+        let mut values = BTreeMap::new();
+        for (name, source) in pipeline.secrets.iter().filter(|(name, _)| used.contains(name)) {
+            let value = match source {
+                SecretSource::Environment(variable) => std::env::var(variable).map_err(|_| {
+                    CliError::environment(format!("secret `{name}`: the environment variable {variable} is not set"))
+                })?,
+                SecretSource::File(file) => {
+                    let text = std::fs::read_to_string(file);
+                    let text = text.map_err(|error| {
+                        CliError::environment(format!("secret `{name}`: {}: {error}", file.display()))
+                    })?;
+                    text.strip_suffix('\n').map(str::to_owned).unwrap_or(text)
+                }
+            };
+            if value.len() < 4 {
+                return Err(CliError::environment(format!("secret `{name}` is shorter than 4 bytes"))
+                    .with_hint("so short a value would be blanked out of ordinary text; is it the right one?"));
+            }
+            values.insert(name.clone(), value);
+        }
+        Ok(values)
+    }
+}
+
+fn read(file: &Path) -> Result<String, CliError> {
+    std::fs::read_to_string(file).map_err(|error| {
+        let told = CliError::usage(format!("{}: {error}", file.display()));
+        match error.kind() {
+            std::io::ErrorKind::NotFound => told.with_hint("check the path; paths start at the current folder"),
+            _ => told,
+        }
+    })
+}
+
+/// A path as short as it can be said.
+fn shown(file: &Path, here: &Path) -> PathBuf {
+    file.strip_prefix(here).unwrap_or(file).to_owned()
+}

@@ -1,0 +1,191 @@
+//! `cuda-agent run`.
+
+use std::collections::BTreeSet;
+use std::io::IsTerminal;
+use std::sync::Arc;
+
+use clap::Args;
+use tokio::sync::mpsc;
+
+use super::progress::{Bars, JsonLines, Lines};
+use super::project::Project;
+use super::{CliError, Exit};
+use crate::event::{Recorder, RunEvent, RunOutcome, Subscriber};
+use crate::execute::launch::LocalLauncher;
+use crate::execute::{Engine, Report};
+use crate::plan::graph::Graph;
+use crate::schedule;
+use crate::spec::Pipeline;
+use crate::store::Store;
+
+/// Options of `run`.
+#[derive(Args)]
+pub struct Options {
+    /// A pipeline file, then stages: `name`, `tag:name`, `name+` for what comes after it too
+    #[arg(value_name = "PIPELINE | STAGE")]
+    targets: Vec<String>,
+    /// Execute a stage whatever the store has (can be repeated)
+    #[arg(long, value_name = "STAGE")]
+    refresh: Vec<String>,
+    /// Use at most so many CPU cores
+    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    jobs: Option<u32>,
+}
+
+/// Which stages of a pipeline are meant by names, all cells of a matrix together.
+pub fn named_stages(pipeline: &Pipeline, names: &[String]) -> Result<BTreeSet<usize>, CliError> {
+    let mut found = BTreeSet::new();
+    for name in names {
+        let stages = pipeline.stages.iter().enumerate();
+        let matching: Vec<usize> =
+            stages.filter(|(_, stage)| stage.name == *name || stage.base == *name).map(|(index, _)| index).collect();
+        if matching.is_empty() {
+            let error = CliError::usage(format!("there is no stage `{name}` in pipeline `{}`", pipeline.name));
+            let near = crate::spec::suggest(name, pipeline.stages.iter().map(|stage| stage.base.as_str()));
+            return Err(match near {
+                Some(near) => error.with_hint(format!("did you mean `{near}`?")),
+                None => error,
+            });
+        }
+        found.extend(matching);
+    }
+    Ok(found)
+}
+
+/// Runs a pipeline.
+pub async fn run(project: &Project, options: Options) -> Result<Exit, CliError> {
+    let (file, patterns) = project.targets(&options.targets)?;
+    let pipeline = project.pipeline(&file)?;
+    let graph = Graph::new(&pipeline);
+    let selected = graph.select(&pipeline, &patterns)?;
+    let refresh = named_stages(&pipeline, &options.refresh)?;
+    let secrets = project.secrets(&pipeline)?;
+    let (store, host) = (project.store()?, project.host());
+    project.remember(&file);
+    let engine = Engine {
+        order: graph.order().to_vec(),
+        pipeline: Arc::new(pipeline),
+        catalog: &project.catalog,
+        store: store.clone(),
+        host: &host,
+        folders: absolute(project)?,
+        launcher: Arc::new(LocalLauncher::this_binary()),
+        selected,
+        refresh,
+        secrets,
+        jobs: options.jobs,
+    };
+    let mut recorder = LazyRecorder { store: store.clone(), kept: Vec::new(), out: None };
+    let mut printer: Box<dyn Subscriber> = match (project.common.json, std::io::stderr().is_terminal()) {
+        (true, _) => Box::new(JsonLines),
+        (false, true) => Box::new(Bars::new(project.common.colored())),
+        (false, false) => Box::new(Lines::new()),
+    };
+    let interrupts = interrupts();
+    let report = {
+        let mut subscribers: [&mut dyn Subscriber; 2] = [&mut *printer, &mut recorder];
+        engine.run(&mut subscribers, interrupts).await?
+    };
+    drop(printer);
+    if !project.common.json {
+        say_what_is_there(&engine.pipeline, &graph, &store, &report);
+    }
+    Ok(match report.outcome {
+        RunOutcome::Done => Exit::Done,
+        RunOutcome::Failed => Exit::Failed,
+        RunOutcome::Interrupted => Exit::Interrupted,
+    })
+}
+
+/// Programs are told absolute paths.
+fn absolute(project: &Project) -> Result<crate::Folders, CliError> {
+    let root = project.folders.work.parent().expect("the work folder lies in the local folder");
+    crate::Folders::below(root).map_err(|error| CliError::environment(format!("{}: {error}", root.display())))
+}
+
+/// The first Ctrl-C or SIGTERM asks for an end, the second insists.
+fn interrupts() -> mpsc::UnboundedReceiver<()> {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        use tokio::signal::unix::{SignalKind, signal};
+        let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+        else {
+            return;
+        };
+        loop {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            if sender.send(()).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+/// Records events into the store's logs from the first one on that is worth it: a run that finds everything leaves no
+/// file.
+struct LazyRecorder {
+    store: Store,
+    kept: Vec<RunEvent>,
+    out: Option<Recorder<std::fs::File>>,
+}
+
+impl Subscriber for LazyRecorder {
+    fn notice(&mut self, event: &RunEvent) {
+        if let Some(out) = &mut self.out {
+            return out.notice(event);
+        }
+        match event {
+            RunEvent::RunStarted { .. } => self.kept.push(event.clone()),
+            RunEvent::StageHit { .. } | RunEvent::RunFinished { .. } => {}
+            _ => {
+                let run = self.kept.iter().find_map(|event| match event {
+                    RunEvent::RunStarted { run, .. } => Some(run.clone()),
+                    _ => None,
+                });
+                let Some((folder, run)) = self.store.folder().zip(run) else { return };
+                self.out = Recorder::create(&folder.join("v1/logs").join(run).join("events.jsonl")).ok();
+                if let Some(out) = &mut self.out {
+                    self.kept.drain(..).for_each(|event| out.notice(&event));
+                    out.notice(event);
+                }
+            }
+        }
+    }
+}
+
+/// After a run: what its last stages made, where it is, and what to try next.
+fn say_what_is_there(pipeline: &Pipeline, graph: &Graph, store: &Store, report: &Report) {
+    if report.outcome != RunOutcome::Done {
+        return;
+    }
+    let ends = (0..pipeline.stages.len()).filter(|stage| graph.consumers(*stage).is_empty());
+    let ends: Vec<_> = ends.filter_map(|stage| report.outputs.get_key_value(&pipeline.stages[stage].name)).collect();
+    if ends.is_empty() || ends.len() > 8 {
+        return;
+    }
+    let mut text = format!("\nMade, in {}:\n", store.url());
+    let mut example = None;
+    for (stage, outputs) in &ends {
+        for (port, artifact) in *outputs {
+            let name = format!("{stage}.{port}");
+            let size = schedule::bytes(artifact.size);
+            let what = match artifact.rows {
+                Some(rows) => format!("{rows} rows, {size}"),
+                None => size,
+            };
+            text.push_str(&format!("  {name:<28} {:<12} {what}\n", artifact.port_type.name()));
+            example.get_or_insert(name);
+        }
+    }
+    if let Some(name) = example {
+        let stage = name.split_once('.').map_or(name.as_str(), |(stage, _)| stage);
+        text.push_str(&format!(
+            "\nTry next:\n  cuda-agent show {name}\n  cuda-agent export {stage} FOLDER\n  cuda-agent explain {stage}\n"
+        ));
+    }
+    super::print(&text);
+}

@@ -1,0 +1,156 @@
+//! `status`, `runs` and `log`: what runs recorded.
+
+use clap::Args;
+use serde_json::json;
+
+use super::project::Project;
+use super::{CliError, Exit, print, print_json};
+use crate::digest::Digest;
+use crate::execute::file_name;
+use crate::store::{RunManifest, Store};
+
+/// Options of `status`.
+#[derive(Args)]
+pub struct StatusOptions {
+    /// A run's id [default: the newest]
+    run: Option<String>,
+}
+
+/// Options of `runs`.
+#[derive(Args)]
+pub struct RunsOptions {
+    /// Show at most so many
+    #[arg(long, short = 'n', default_value_t = 20)]
+    limit: usize,
+}
+
+/// Options of `log`.
+#[derive(Args)]
+pub struct LogOptions {
+    /// The stage
+    stage: String,
+    /// A run's id [default: the newest that has a log of the stage]
+    #[arg(long)]
+    run: Option<String>,
+}
+
+/// Seconds without a sign of life after which a run counts as dead.
+const SILENT: f64 = 120.0;
+
+fn outcome(run: &RunManifest) -> String {
+    if run.ended_at.is_none() && crate::now() - run.heartbeat_at > SILENT {
+        return "killed".into();
+    }
+    run.outcome.clone()
+}
+
+async fn run_named(store: &Store, name: Option<&str>) -> Result<RunManifest, CliError> {
+    let ids = store.runs().await?;
+    let id = match name {
+        None => ids.first().cloned(),
+        Some(name) => ids.iter().find(|id| id.starts_with(name) || id.ends_with(name)).cloned(),
+    };
+    let Some(id) = id else {
+        return Err(match name {
+            None => CliError::usage(format!("no run is recorded in {}", store.url())).with_hint("`cuda-agent run` makes one"),
+            Some(name) => CliError::usage(format!("there is no run `{name}`")).with_hint("`cuda-agent runs` lists them"),
+        });
+    };
+    store.run(&id).await?.ok_or_else(|| CliError::environment(format!("the manifest of run {id} is gone")))
+}
+
+/// How a run stands.
+pub async fn status(project: &Project, options: StatusOptions) -> Result<Exit, CliError> {
+    let store = project.store()?;
+    let run = run_named(&store, options.run.as_deref()).await?;
+    if project.common.json {
+        print_json(&run);
+        return Ok(Exit::Done);
+    }
+    let mut text = format!("run {} of {}: {}\n", run.run, run.pipeline, outcome(&run));
+    let width = run.stages.keys().map(String::len).max().unwrap_or(0).min(40);
+    for (stage, entry) in &run.stages {
+        let message = entry.message.as_deref().unwrap_or_default();
+        text.push_str(format!("  {stage:<width$}  {:<9}  {message}", entry.outcome).trim_end());
+        text.push('\n');
+    }
+    print(&text);
+    Ok(Exit::Done)
+}
+
+/// Lists runs.
+pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliError> {
+    let store = project.store()?;
+    let mut lines = String::new();
+    let mut values = Vec::new();
+    for id in store.runs().await?.into_iter().take(options.limit) {
+        let Ok(Some(run)) = store.run(&id).await else { continue };
+        let count = |word: &str| run.stages.values().filter(|entry| entry.outcome == word).count();
+        let took = run.ended_at.map_or(crate::now(), |end| end) - run.started_at;
+        let took = crate::execute::seconds(std::time::Duration::from_secs_f64(took.max(0.0)));
+        lines.push_str(&format!(
+            "{id}  {:<16}  {:<11}  {took:>8}  {} executed, {} up to date, {} failed\n",
+            run.pipeline,
+            outcome(&run),
+            count("done"),
+            count("hit"),
+            count("failed")
+        ));
+        values.push(json!({
+            "run": id, "pipeline": run.pipeline, "outcome": outcome(&run), "started_at": run.started_at,
+            "ended_at": run.ended_at, "executed": count("done"), "hits": count("hit"), "failed": count("failed"),
+        }));
+    }
+    if project.common.json {
+        print_json(&values);
+    } else if lines.is_empty() {
+        print(&format!("no run is recorded in {}\n", store.url()));
+    } else {
+        print(&lines);
+    }
+    Ok(Exit::Done)
+}
+
+/// Prints what a stage printed.
+pub async fn log(project: &Project, options: LogOptions) -> Result<Exit, CliError> {
+    let store = project.store()?;
+    let name = format!("{}.log", file_name(&options.stage));
+    let ids = match &options.run {
+        Some(run) => vec![run_named(&store, Some(run)).await?.run],
+        None => store.runs().await?,
+    };
+    for id in &ids {
+        // A stage that runs now has its log on this machine.
+        let live = project.folders.work.join(id).join(file_name(&options.stage)).join("log");
+        let bytes = match store.log(id, &name).await? {
+            Some(bytes) => Some(bytes.to_vec()),
+            None => std::fs::read(live).ok(),
+        };
+        if let Some(bytes) = bytes {
+            let text = String::from_utf8_lossy(&bytes);
+            if project.common.json {
+                print_json(&json!({ "run": id, "stage": options.stage, "log": text }));
+            } else {
+                print(&text);
+            }
+            return Ok(Exit::Done);
+        }
+    }
+    Err(CliError::usage(format!("no log of stage `{}` is kept", options.stage))
+        .with_hint("a stage that succeeded without printing leaves none; `cuda-agent status` lists stages"))
+}
+
+/// The newest record of a stage that a run used or made, with the run's id.
+pub async fn newest_key(store: &Store, pipeline: Option<&str>, stage: &str) -> Result<Option<Digest>, CliError> {
+    for id in store.runs().await?.into_iter().take(200) {
+        let Ok(Some(run)) = store.run(&id).await else { continue };
+        if pipeline.is_some_and(|pipeline| pipeline != run.pipeline) {
+            continue;
+        }
+        let entry = run.stages.get(stage).filter(|entry| matches!(entry.outcome.as_str(), "hit" | "done"));
+        if let Some(key) = entry.and_then(|entry| entry.key) {
+            return Ok(Some(key));
+        }
+    }
+    Ok(None)
+}
