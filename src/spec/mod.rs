@@ -4,6 +4,8 @@
 //! mistake and keeps no positions, so a file that is wrong is read again by a span-preserving parser ([`tree`]),
 //! which gathers every mistake of structure ([`shape`]) and of meaning ([`resolve`]) with line, column and hint.
 
+#[cfg(test)]
+mod agreement;
 mod document;
 mod error;
 mod manifest;

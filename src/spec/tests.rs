@@ -260,11 +260,11 @@ fn comments_and_the_order_of_keys_change_nothing() {
         "# hello\nparams: {b: 2, a: 1}\nstages:\n  s:\n    env: {A: b} # there\n    tags:\n    - t\n    uses: \"ops/crawl\"\nname: x\n",
     )
     .unwrap();
-    let shown = |pipeline: &Pipeline| {
-        format!("{:?} {:?}", pipeline.params, pipeline.stages).replace("x.yaml:4:3", "x.yaml:5:3")
+    let without_places = |mut pipeline: Pipeline| {
+        pipeline.stages.iter_mut().for_each(|stage| stage.location = Location::unknown());
+        format!("{pipeline:?}")
     };
-    let strip = |text: String| text.split("location").next().unwrap_or_default().to_owned();
-    assert_eq!(strip(shown(&one)), strip(shown(&other)));
+    assert_eq!(without_places(one), without_places(other));
 }
 
 #[test]

@@ -254,14 +254,15 @@ impl Resolver<'_> {
                 continue;
             };
             let outcome = over.value(default.is_string()).and_then(|value| match overrides::refuse(default, &value) {
-                Some(reason) => Err(over
-                    .value_problem(format!("parameter `{}`: {reason}", over.name))
-                    .hint(format!("its default is `{default}`"))),
+                Some(reason) => {
+                    let problem = over.value_problem(format!("parameter `{}`: {reason}", over.name));
+                    Err(Box::new(problem.hint(format!("its default is `{default}`"))))
+                }
                 None => Ok(value),
             });
             match outcome {
                 Ok(value) => drop(self.params.insert(over.name.clone(), value)),
-                Err(problem) => self.report(problem),
+                Err(problem) => self.report(*problem),
             }
         }
         self.overrides = overrides;

@@ -63,12 +63,14 @@ impl Override {
     }
 
     /// The value, read as YAML. Where text is wanted, whatever isn't quoted is text.
-    pub fn value(&self, wants_text: bool) -> Result<Value, Problem> {
+    pub fn value(&self, wants_text: bool) -> Result<Value, Box<Problem>> {
         match serde_yaml::from_str::<Free>(&self.text) {
             Ok(Free(Value::String(text))) => Ok(Value::String(text)),
             _ if wants_text => Ok(Value::String(self.text.clone())),
             Ok(Free(value)) => Ok(value),
-            Err(error) => Err(self.value_problem(format!("the value of `{}` can't be read: {error}", self.name))),
+            Err(error) => {
+                Err(Box::new(self.value_problem(format!("the value of `{}` can't be read: {error}", self.name))))
+            }
         }
     }
 }

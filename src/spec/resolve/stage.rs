@@ -397,7 +397,7 @@ impl Reader<'_> {
             let Some(param) = kind.params.get(&over.name) else { continue };
             given.push(over.name.clone());
             match over.value(param.param_type == cuda_agent_protocol::manifest::ParamType::String) {
-                Err(problem) => self.report(problem),
+                Err(problem) => self.report(*problem),
                 Ok(value) => match param.refuse(&value) {
                     Some(reason) => self.report(over.value_problem(format!("parameter `{}`: {reason}", over.name))),
                     None => drop(params.insert(over.name.clone(), value)),

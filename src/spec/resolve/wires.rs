@@ -286,16 +286,9 @@ impl Wiring<'_> {
         let (Some(path), Some(url), Some(digest), Some(artifact)) = fields else { return None };
         let source = match (path, url, digest, artifact) {
             (Some(path), None, None, None) if !path.is_empty() => Ok(Source::Path(self.resolver.folder.join(path))),
-            (None, Some(url), Some(digest), None) => url_source(url, digest, spot),
+            (None, Some(url), digest, None) => url_source(url, digest, spot),
             (None, None, None, Some(artifact)) => artifact_source(&artifact, spot),
-            (None, Some(_), None, None) => Err(Problem::new(spot.place(), "`url` needs the `digest` of its bytes")
-                .missing(["digest"])
-                .hint("`digest` is the BLAKE3 of the bytes: `b3sum FILE` prints it")),
-            _ => Err(Problem::new(
-                spot.place(),
-                "an input from outside is one of `path`, `url` with `digest`, and `artifact`",
-            )
-            .hint("write `{ path: FILE }`, `{ url: URL, digest: BLAKE3 }` or `{ artifact: NAME@TAG }`")),
+            _ => Err(wrong_external(spot)),
         };
         match source {
             Ok(source) => {
@@ -307,7 +300,7 @@ impl Wiring<'_> {
                 // A field of it that can't be read is told already.
                 let place = spot.place();
                 if !self.resolver.broken.is_inside(&place) {
-                    problems.push(problem);
+                    problems.push(*problem);
                 }
                 None
             }
@@ -513,26 +506,39 @@ fn external_type(source: &Source) -> PortType {
     if is_parquet { PortType::Table } else { PortType::Tree }
 }
 
-fn url_source(url: String, digest: String, spot: &Spot) -> Result<Source, Problem> {
+fn url_source(url: String, digest: Option<String>, spot: &Spot) -> Result<Source, Box<Problem>> {
+    const HINT: &str = "it is the BLAKE3 of the bytes: `b3sum FILE` prints it";
     if !url.contains("://") {
         let problem = Problem::new(spot.key("url").place(), format!("`{url}` is no URL"));
-        return Err(problem.hint("URLs look like `https://…`, `file://…` or `s3://…`"));
+        return Err(Box::new(problem.hint("URLs look like `https://…`, `file://…` or `s3://…`")));
     }
+    let Some(digest) = digest else {
+        let problem = Problem::new(spot.place(), "`url` needs the `digest` of its bytes");
+        return Err(Box::new(problem.missing(["digest"]).hint(HINT)));
+    };
     if digest.len() != 64 || !digest.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)) {
         let problem = Problem::new(spot.key("digest").place(), "`digest` must be 64 lower-case hex digits");
-        return Err(problem.hint("it is the BLAKE3 of the bytes: `b3sum FILE` prints it"));
+        return Err(Box::new(problem.hint(HINT)));
     }
     Ok(Source::Url { url, digest })
 }
 
-fn artifact_source(artifact: &str, spot: &Spot) -> Result<Source, Problem> {
+fn artifact_source(artifact: &str, spot: &Spot) -> Result<Source, Box<Problem>> {
     match artifact.split_once('@') {
         Some((name, tag)) if !name.is_empty() && !tag.is_empty() => {
             Ok(Source::Artifact { name: name.to_owned(), tag: tag.to_owned() })
         }
-        _ => Err(Problem::new(spot.key("artifact").place(), format!("`{artifact}` is no `name@tag`"))
-            .hint("artifacts look like `ops-dataset@v1`")),
+        _ => {
+            let problem = Problem::new(spot.key("artifact").place(), format!("`{artifact}` is no `name@tag`"));
+            Err(Box::new(problem.hint("artifacts look like `ops-dataset@v1`")))
+        }
     }
+}
+
+fn wrong_external(spot: &Spot) -> Box<Problem> {
+    let message = "an input from outside is one of `path`, `url` with `digest`, and `artifact`";
+    let hint = "write `{ path: FILE }`, `{ url: URL, digest: BLAKE3 }` or `{ artifact: NAME@TAG }`";
+    Box::new(Problem::new(spot.place(), message).hint(hint))
 }
 
 /// The parts of `stage[cell].output`.
