@@ -2,6 +2,7 @@
 
 import collections
 import json
+import warnings
 
 import torch
 
@@ -12,6 +13,8 @@ from transformers_crawl import crawl_transformers
 
 def work(program):
     torch.set_num_threads(1)
+    # Deprecated names warn when they are probed; whoever uses them is told by torch.
+    warnings.simplefilter("ignore")
     kept, left_out = [], []
     if "torch" in program.params["libraries"]:
         rows, refused = crawl_torch()

@@ -70,7 +70,9 @@ def describe(namespace, name, item):
         candidate.setdefault("cost", recipes.cost_of(family, name))
         candidate.setdefault("input", "float")
         try:
-            usages.append(probe(candidate, name, family))
+            usage = probe(candidate)
+            if usage not in usages:
+                usages.append(usage)
         except Rejected as rejection:
             refusal = refusal or rejection
     if not usages:

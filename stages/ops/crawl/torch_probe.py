@@ -25,7 +25,7 @@ class Rejected(Exception):
         self.reason, self.detail = reason, detail
 
 
-def probe(usage, name, family):
+def probe(usage):
     """The usage with what probing found out; raises Rejected."""
     usage = {"requires": [], **usage}
     ranks, domain, refusal = [], None, None
@@ -42,8 +42,6 @@ def probe(usage, name, family):
     usage = {**usage, "ranks": ranks, "domain": domain}
     usage["bounds"] = bounds(usage, SHAPES[ranks[0]])
     usage["smooth"] = usage["input"] == "index" or is_smooth(usage, SHAPES[ranks[0]])
-    usage["shape_preserving"] = keeps_shape(usage, ranks)
-    usage["terminal"] = family == "loss"
     return usage
 
 
@@ -141,6 +139,7 @@ def check(usage, shape, domain):
     require_meaning(out, first, instance, operands, usage, shape, domain)
     require_repeatable(out, first, instance, operands)
     require_batch(out, first, instance, operands, shape)
+    require_order(out, first, instance, operands, shape)
     require_meta(out, usage, shape, first, operands)
 
 
@@ -191,6 +190,13 @@ def require_batch(out, first, instance, operands, shape):
         return
     if part.shape != (half, *out.shape[1:]) or not torch.allclose(out[:half], part, rtol=1e-4, atol=1e-5):
         raise Rejected("mixes the batch", "a sample's output depends on the other samples")
+
+
+def require_order(out, first, instance, operands, shape):
+    """A sample's output does not depend on its place in the batch."""
+    flipped = {name: value.flip(0) if value.shape[:1] == (shape[0],) else value for name, value in operands.items()}
+    if not torch.allclose(instance(first.flip(0), flipped).flip(0), out, rtol=1e-4, atol=1e-5):
+        raise Rejected("mixes the batch", "a sample's output depends on its place in the batch")
 
 
 def require_meta(out, usage, shape, first, operands):
@@ -250,13 +256,3 @@ def is_elementwise(instance, values, out, operands):
     moved = torch.rand(values.shape, generator=torch.Generator().manual_seed(9)) < 0.5
     other = instance(torch.where(moved, values.flip(-1) * 0.9, values), operands)
     return torch.allclose(other[~moved], out[~moved], rtol=1e-6, atol=1e-7, equal_nan=True)
-
-
-def keeps_shape(usage, ranks):
-    for rank in ranks:
-        instance = Instance(usage, SHAPES[rank])
-        domain = usage["domain"]
-        out = instance(stream(usage, SHAPES[rank], domain, 2), instance.operands(SHAPES[rank], 5))
-        if tuple(out.shape) != SHAPES[rank]:
-            return False
-    return True

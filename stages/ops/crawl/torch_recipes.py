@@ -44,8 +44,8 @@ def family_of(name):
 
 # Operations of one element relative to a multiply-add: transcendental functions cost more than arithmetic.
 ELEMENT_WEIGHTS = [
-    (r"digamma|lgamma|igamma|polygamma|mvlgamma|erfinv|i0|zeta|xlogy|logit|nextafter", 60),
-    (r"asinh|acosh|atanh|atan2|pow|tan$|sinh|cosh|hypot|logaddexp|sinc|asin|acos|atan|fmod|remainder|float_power", 30),
+    (r"digamma|lgamma|igamma|polygamma|mvlgamma|erfinv|i0|zeta|acosh", 200),
+    (r"asinh|atanh|xlogy|logit|atan2|pow|tan$|sinh|cosh|hypot|logaddexp|sinc|asin|acos|atan|fmod|remainder|float_power", 30),
     (r"exp|log|sin|cos|tanh|erf|gelu|mish|elu|sig|silu|soft", 12),
     (r".", 1),
 ]
@@ -64,21 +64,23 @@ def cost_of(family, name):
     Flops are counted in multiply-adds at the rate of a matrix product: what runs without vector units, sorts or makes
     decisions per element counts for as many more as it takes longer.
     """
+    transposed = {"1d": 4, "2d": 12, "3d": 40}.get(name[-2:], 12)
+    pooled = 25 if name.lower().startswith(("maxpool1d", "max_pool1d", "avg")) else 180
     rules = {
-        "convolution": {"flops": "12 * x * w / shape[1]" if "ranspose" in name else "2 * y * w / out[1]"},
-        "linear": {"flops": "2 * x / shape[-1] * w"},
+        "convolution": {"flops": f"{transposed} * x * w / shape[1]" if "ranspose" in name else "2 * y * w / out[1]"},
+        "linear": {"flops": f"{8 if 'ilinear' in name else 2} * x / shape[-1] * w"},
         "matmul": {"flops": "2 * x * (operands[0][-1] if operands else 1)"},
         "recurrent": {"flops": "2 * x / shape[-1] * w", "steps": "shape[1] if len(shape) == 3 else 1"},
         "attention": {"flops": "4 * x * shape[-2] + 2 * x / shape[-1] * w", "bytes": "12 * (x + y + o + w)"},
         "normalization": {"flops": "8 * x", "bytes": "4 * (2 * x + y + w)"},
         "softmax": {"flops": "20 * x", "bytes": "4 * (2 * x + y)"},
-        "pooling": {"flops": "60 * x"},
-        "resampling": {"flops": "40 * (x + y)"},
+        "pooling": {"flops": f"{pooled} * x"},
+        "resampling": {"flops": f"{40 if 'huffle' in name else 120} * (x + y)"},
         "ordering": {"flops": "1500 * x", "bytes": "12 * (x + y)"},
-        "scan": {"flops": "150 * x"},
-        "reduction": {"flops": "120 * x" if re.search("var|std|nanmean", name) else "20 * x"},
-        "loss": {"flops": "12 * x", "bytes": "12 * (x + o)"},
-        "similarity": {"flops": "6 * x", "bytes": "12 * (x + o)"},
+        "scan": {"flops": "500 * x"},
+        "reduction": {"flops": "500 * x" if re.search("var|std|nan", name) else "50 * x"},
+        "loss": {"flops": "12 * x", "bytes": "6 * (x + o)"},
+        "similarity": {"flops": "6 * x", "bytes": "5 * (x + o)"},
         "arrangement": {"flops": "2 * y"},
     }
     default = {"flops": f"{element_weight(name)} * y"}
@@ -327,7 +329,7 @@ NOT_FOR_MODELS = [
     (r"^(quantized_|fbgemm_|cudnn_|miopen_|mkldnn_|q_|fake_quantize|choose_qparams|fused_|native_|quantize_|fft|"
      r"sparse|hspmm|smm|sspaddmm|_)", "backend or storage internals"),
     (r"_copy$|_scatter$|_inverse$", "copying twin of a view"),
-    (r"_with_indices$|^(aminmax|frexp|fill|diag|kron|angle|nextafter|copysign|heaviside|ldexp)$", "of no use in a model"),
+    (r"_with_indices$|^(aminmax|frexp|fill|diag|kron|angle|nextafter|copysign|heaviside|ldexp|mv)$", "of no use in a model"),
     (r"^(batch_norm|BatchNorm|SyncBatchNorm|instance_norm$)", "keeps statistics of earlier batches"),
     (r"^Lazy", "its parameters have no shape before the first call"),
     (r"^(Container|Module|ModuleList|ModuleDict|Sequential|ParameterList|ParameterDict|DataParallel|RNNBase|"

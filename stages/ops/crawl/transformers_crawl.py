@@ -263,8 +263,10 @@ def validate(candidates):
     child = pathlib.Path(__file__).with_name("validate_standalone.py")
     document = json.dumps([{"operator": c["operator"], "variants": c["variants"], "path": c["path"],
                             "version": c["version"]} for c in candidates])
+    # The child finds the helper modules where this process does.
+    paths = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run([sys.executable, str(child)], input=document, capture_output=True, text=True, check=False,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"}, pass_fds=())
+                          env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths})
     if done.returncode:
         raise RuntimeError(f"the validation of standalone sources failed: {done.stderr[-800:]}")
     kept, left_out = [], []

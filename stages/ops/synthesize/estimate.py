@@ -36,7 +36,7 @@ class Device:
 
 
 DEVICES = {
-    "cpu": Device(80.0, 5.0, operator_us=10.0, step_us=40.0, cache_bytes=32e6, cache_gain=8.0),
+    "cpu": Device(80.0, 7.0, operator_us=10.0, step_us=15.0, cache_bytes=32e6, cache_gain=6.0),
     "cuda": Device(20_000.0, 2_200.0, operator_us=6.0, step_us=25.0, cache_bytes=40e6, cache_gain=2.0),
 }
 

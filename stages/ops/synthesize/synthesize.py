@@ -78,13 +78,13 @@ class Synthesizer:
         """A batch size whose estimate is near a target from the middle of the range: `(batch, estimate)` or None."""
         low, high = self.params["target_ms_min"], self.params["target_ms_max"]
         middle, half = (math.log(low) + math.log(high)) / 2, (math.log(high) - math.log(low)) / 2
-        target = middle + (rng.random() - 0.5) * half * 0.8
+        target = middle + (rng.random() - 0.5) * half * 0.5
         fitting = [batch for batch in NICE_BATCHES if batch >= 2 and alive(batch) <= self.params["max_bytes"]]
         if not fitting:
             return None
         batch = min(fitting, key=lambda candidate: abs(math.log(total(candidate)) - target))
         estimate = total(batch)
-        return (batch, estimate) if abs(math.log(estimate) - middle) <= half * 0.7 else None
+        return (batch, estimate) if abs(math.log(estimate) - middle) <= half * 0.5 else None
 
     # ---- transformers
 

@@ -1,0 +1,103 @@
+"""`ops/crawl` run whole, and its parts on small cases."""
+
+import collections
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "python"), str(HERE.parent.parent / "protocol" / "python")]
+
+import stage_driver  # noqa: E402
+import torch_probe  # noqa: E402
+import torch_recipes as recipes  # noqa: E402
+import transformers_task  # noqa: E402
+from torch_probe import Rejected, probe  # noqa: E402
+
+PARAMS = {"libraries": ["torch", "transformers"], "models": ["llama", "bert", "gpt2", "t5", "vit"],
+          "max_transformers": 12}
+
+
+@pytest.fixture(scope="module")
+def crawled(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("crawl")
+    request = stage_driver.request(folder, "ops/crawl", PARAMS, outputs=("operators", "left_out"))
+    done = stage_driver.run_program(HERE / "crawl.py", request)
+    assert done.returncode == 0, done.stderr
+    return stage_driver.read_rows(folder, "operators"), stage_driver.read_rows(folder, "left_out")
+
+
+def test_finds_many_operators_of_every_family(crawled):
+    operators, _ = crawled
+    families = collections.Counter(row["family"] for row in operators if row["library"] == "torch")
+    assert sum(families.values()) >= 150
+    for family in ("convolution", "normalization", "pooling", "matmul", "reduction", "softmax", "loss", "scan",
+                   "resampling", "padding", "attention", "embedding", "recurrent", "activation", "elementwise"):
+        assert families[family] >= 2, family
+    assert len({row["operator"] for row in operators}) == len(operators)
+
+
+def test_leaves_out_with_a_reason(crawled):
+    _, left_out = crawled
+    reasons = {row["operator"]: row["reason"] for row in left_out}
+    assert reasons["torch.nn.Dropout"] == "random"
+    assert reasons["torch.nn.BatchNorm2d"] == "not for models"
+    assert reasons["torch.nonzero"] == "data-dependent"
+    assert reasons["torch.nn.Identity"] == "no recipe"
+    assert all(row["reason"] for row in left_out)
+
+
+def test_transformers_classes_run_without_transformers(crawled, tmp_path):
+    rows = [row for row in crawled[0] if row["library"] == "transformers"]
+    assert len(rows) >= 5
+    (tmp_path / "transformers.py").write_text("raise ImportError('a task must not import this')\n")
+    for row in rows[:4]:
+        usage = json.loads(row["usages"])[0]
+        code = transformers_task.task_code(
+            usage, row["source"], transformers_task.header_lines(row), transformers_task.sizes_at(usage, 128), 2, 8)
+        assert "Apache License" in code.splitlines()[2] + code.splitlines()[1]
+        call = "\nimport sys\nout = Model(*get_init_inputs())(*get_inputs())\nassert out.shape[0] == 2\n"
+        call += "assert 'transformers' not in sys.modules\n"
+        (tmp_path / "task.py").write_text(code + call)
+        done = subprocess.run([sys.executable, "task.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (row["operator"], done.stderr)
+
+
+def usage_of(call, construct=None, ranks=(2,)):
+    return recipes.draft(call, construct, {}, ranks=list(ranks), input="float", cost={"flops": "x", "bytes": "x"})
+
+
+@pytest.mark.parametrize(("call", "construct", "reason"), [
+    ("{x} + torch.rand_like({x})", None, "random"),
+    ("{module}({x})", "nn.Dropout(0.5)", "random"),
+    ("{module}({x})", "nn.BatchNorm1d(32)", "mode-dependent"),
+    ("{x} - {x}.mean(0)", None, "mixes the batch"),
+    ("{x}.sum()", None, "mixes the batch"),
+    ("{x}[:, :3]", None, "view"),
+    ("{x} * 1.0", None, "identity"),
+    ("torch.zeros_like({x})", None, "insensitive"),
+    ("{x}[{x} > 0].reshape({x}.shape[0], -1)", None, "fails"),
+    ("{x} > 0", None, "not float32"),
+    ("{x} / 0", None, "not finite"),
+])
+def test_probe_refuses(call, construct, reason):
+    with pytest.raises(Rejected) as refusal:
+        probe(usage_of(call, construct))
+    assert refusal.value.reason == reason
+
+
+@pytest.mark.parametrize(("call", "smooth"), [
+    ("torch.tanh({x})", True), ("torch.cumsum({x}, dim=1)", True), ("torch.softmax({x}, dim=1)", True),
+    ("torch.floor({x})", False), ("torch.where({x} > 0.5, {x}, -{x})", False),
+])
+def test_probe_tells_jumps(call, smooth):
+    assert probe(usage_of(call))["smooth"] is smooth
+
+
+def test_probe_finds_the_domain_and_bounds():
+    assert probe(usage_of("torch.log({x})"))["domain"] == "positive"
+    assert probe(usage_of("torch.sigmoid({x})"))["bounds"] == [0.0, 1.0]
+    assert torch_probe.fill("sign", (8,), 1).abs().eq(1).all()
