@@ -41,6 +41,12 @@ impl Document {
         })
     }
 
+    /// A span that lies in the text and doesn't cut a character.
+    pub fn clamp(&self, span: Range<usize>) -> Range<usize> {
+        let start = floor(&self.text, span.start);
+        start..floor(&self.text, span.end).max(start)
+    }
+
     /// The bytes that a place covers; where it can't be found, those of the nearest thing around it.
     pub fn span(&self, place: &Place) -> Range<usize> {
         let span = match self.tree() {
@@ -152,6 +158,15 @@ impl Broken {
 
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Whether a whole file is missing or broken, so that anything might be defined in it.
+    pub fn hides_a_file(&self) -> bool {
+        self.places().any(|(_, steps)| match steps {
+            [] => true,
+            [Step::Key(key), ..] => key == "include",
+            _ => false,
+        })
     }
 }
 

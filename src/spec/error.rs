@@ -37,6 +37,7 @@ pub struct SpecError {
 
 impl SpecError {
     pub(crate) fn new(document: &Arc<Document>, span: Range<usize>, message: String, hint: Option<String>) -> Self {
+        let span = document.clamp(span);
         let (line, column) = document.position(span.start);
         let (end_line, end_column) = document.position(span.end);
         let file = document.file.clone();

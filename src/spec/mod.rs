@@ -69,7 +69,8 @@ pub fn parse_pipeline(
     let main = Document::new(file.display().to_string(), text);
     if let Ok(raw) = serde_yaml::from_str::<raw::Pipeline>(text) {
         let mut files = Files { documents: vec![Arc::clone(&main)], raws: vec![raw], broken: Broken::default() };
-        let mut loader = Loader { include, seen: HashSet::from([folder.join(file_name(file))]), problems: Vec::new() };
+        let mut loader =
+            Loader { include, seen: HashSet::from([tidy(&folder.join(file_name(file)))]), problems: Vec::new() };
         loader.fast(&mut files, 0, folder);
         if loader.problems.is_empty() {
             let (pipeline, _, problems) = resolve::resolve(files, folder, catalog, overrides);
@@ -90,35 +91,27 @@ fn explain(
     overrides: &[(String, String)],
     include: Include,
 ) -> SpecErrors {
-    let mut loader = Loader { include, seen: HashSet::from([folder.join(file_name(file))]), problems: Vec::new() };
+    let mut loader =
+        Loader { include, seen: HashSet::from([tidy(&folder.join(file_name(file)))]), problems: Vec::new() };
     let mut files = Files { documents: Vec::new(), raws: Vec::new(), broken: Broken::default() };
     loader.careful(&mut files, Arc::clone(&main), folder);
     let mut problems = loader.problems;
-    let syntax_is_wrong = files.documents.iter().any(|document| document.tree().is_err());
-    let documents = files.documents.clone();
-    let (documents, more) = if syntax_is_wrong {
-        (documents, Vec::new())
-    } else {
-        let (_, documents, more) = resolve::resolve(files, folder, catalog, overrides);
-        (documents, more)
-    };
+    let (_, documents, more) = resolve::resolve(files, folder, catalog, overrides);
     problems.extend(more);
     if problems.is_empty() {
-        problems.push(disagreement(&main));
+        problems.extend(documents.iter().enumerate().filter_map(|(index, document)| disagreement(document, index)));
+    }
+    if problems.is_empty() {
+        problems.push(Problem::new(Place::root(0), "the file can't be read"));
     }
     SpecErrors::new(&documents, problems)
 }
 
 /// Only serde_yaml found a mistake: rare, since the two are held together, but no mistake is lost.
-fn disagreement(document: &Document) -> Problem {
-    let problem = Problem::new(Place::root(0), "the file can't be read");
-    match serde_yaml::from_str::<raw::Pipeline>(&document.text) {
-        Ok(_) => problem,
-        Err(error) => {
-            let at = error.location().map_or(0, |location| location.index().min(document.text.len()));
-            Problem::new(Place::root(0), format!("YAML: {error}")).at(at..at)
-        }
-    }
+fn disagreement(document: &Document, index: usize) -> Option<Problem> {
+    let error = serde_yaml::from_str::<raw::Pipeline>(&document.text).err()?;
+    let at = error.location().map_or(0, |location| location.index());
+    Some(Problem::new(Place::root(index), format!("YAML: {error}")).at(at..at))
 }
 
 fn file_name(file: &Path) -> &Path {
@@ -159,8 +152,9 @@ impl Loader<'_> {
         let includes = raw.include.clone().unwrap_or_default();
         files.raws.push(raw);
         for (item, raw::Text(path)) in includes.into_iter().enumerate() {
-            if let Some((document, folder)) = self.load(files, index, item, &path, folder) {
-                self.careful(files, document, &folder);
+            match self.load(files, index, item, &path, folder) {
+                Some((document, folder)) => self.careful(files, document, &folder),
+                None => files.broken.add(Place::root(index).key("include").index(item)),
             }
         }
     }

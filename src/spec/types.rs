@@ -45,7 +45,8 @@ pub struct Stage {
     pub base: String,
     /// The cell, empty where there is no matrix.
     pub matrix: BTreeMap<String, Value>,
-    /// Its kind. For `uses: run` a manifest made from the stage itself (name `run`), with its ports.
+    /// Its kind. For `uses: run` a manifest made from the stage itself (name `run`), with its ports; its `sources` are
+    /// the stage's `files`, copied beside the command under the same relative path and part of its program digest.
     pub kind: Arc<Manifest>,
     /// What to run, for `uses: run`.
     pub command: Option<Command>,
@@ -80,9 +81,6 @@ pub enum Command {
     Words(Vec<String>),
 }
 
-/// A `uses: run` stage's files: copied beside the command under the same relative path, and part of its program
-/// digest, are `Manifest::sources` of the made-up manifest.
-///
 /// Where an input comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -111,7 +109,8 @@ pub enum Source {
     },
 }
 
-/// `retry: 2` or `retry: {attempts: 2, backoff: 1s, max_backoff: 1m}`: `attempts` counts the tries after the first.
+/// `retry: 2` or `retry: {attempts: 2, backoff: 1s, max_backoff: 1m}`: `attempts` counts the tries after the first, and is
+/// 1 in a mapping that doesn't say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retry {
     /// Tries after the first.

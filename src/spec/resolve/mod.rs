@@ -129,6 +129,12 @@ impl Resolver<'_> {
         self.broken.covers(place)
     }
 
+    /// Whether a thing that isn't there may be in a part of a file that couldn't be read.
+    fn hides(&self, section: &str, name: &str) -> bool {
+        let place = |document: usize| Place::root(document).key(section).key(name);
+        self.broken.hides_a_file() || (0..self.documents.len()).any(|document| self.is_broken(&place(document)))
+    }
+
     fn name(&mut self, raws: &[raw::Pipeline]) -> String {
         let Some(Text(name)) = raws.first().and_then(|raw| raw.name.as_ref()) else {
             self.report(Problem::new(Place::root(0), "a pipeline needs `name`").missing(["name"]));
@@ -203,28 +209,29 @@ impl Resolver<'_> {
             let problem = Problem::new(place.clone().name(), format!("`{name}` can't be the name of a secret"));
             self.report(problem.hint("programs see it as an environment variable: letters, digits and `_`"));
         }
-        let source = match (secret.env, secret.file) {
-            (Some(Text(variable)), None) if is_variable(&variable) => SecretSource::Environment(variable),
-            (Some(Text(variable)), None) => {
+        let problem = match (&secret.env, &secret.file) {
+            (Some(Text(variable)), None) if !is_variable(variable) => {
                 let message = format!("`{variable}` can't be the name of an environment variable");
-                self.report(Problem::new(place.key("env"), message));
-                return;
+                Some(Problem::new(place.key("env"), message))
             }
-            (None, Some(Text(file))) if !file.is_empty() => SecretSource::File(self.folder.join(file)),
+            (Some(_), None) => None,
+            (None, Some(Text(file))) if !file.is_empty() => None,
             (Some(_), Some(_)) => {
                 let message = format!("secret `{name}` has both `env` and `file`");
-                self.report(Problem::new(place.name(), message).hint("remove one of them"));
-                return;
+                Some(Problem::new(place.name(), message).hint("remove one of them"))
             }
-            _ => {
-                // A broken field of it is already told, and the name still exists.
-                let inside = self.broken.is_inside(&place);
-                if !inside {
-                    let message = format!("secret `{name}` needs `env` or `file`");
-                    self.report(Problem::new(place.name(), message).hint(format!("write `{name}: {{ env: {name} }}`")));
-                }
-                SecretSource::Environment(name.clone())
+            // A broken field of it is already told.
+            (None, _) if self.broken.is_inside(&place) => None,
+            (None, _) => {
+                let message = format!("secret `{name}` needs `env` or `file`");
+                Some(Problem::new(place.name(), message).hint(format!("write `{name}: {{ env: {name} }}`")))
             }
+        };
+        self.problems.extend(problem);
+        // The name exists even where its source is wrong.
+        let source = match (secret.env, secret.file) {
+            (None, Some(Text(file))) => SecretSource::File(self.folder.join(file)),
+            (variable, _) => SecretSource::Environment(variable.map(|Text(variable)| variable).unwrap_or_default()),
         };
         self.secrets.insert(name, source);
     }
@@ -234,10 +241,12 @@ impl Resolver<'_> {
         let name = |(_, steps): (usize, &[Step])| match steps {
             [Step::Key(section), Step::Key(name), ..] if section == "params" => Some(name.clone()),
             [Step::Key(section)] if section == "params" => Some(EVERY.to_owned()),
-            [] => Some(EVERY.to_owned()),
             _ => None,
         };
         self.broken_params = self.broken.places().filter_map(name).collect();
+        if self.broken.hides_a_file() {
+            self.broken_params.push(EVERY.to_owned());
+        }
     }
 
     fn override_params(&mut self) {
@@ -282,6 +291,9 @@ impl Resolver<'_> {
         for over in &self.overrides {
             let Some(stage) = &over.stage else { continue };
             let Some(base) = self.index.get(stage).map(|index| &self.bases[*index]) else {
+                if self.hides("stages", stage) {
+                    continue;
+                }
                 let names = || self.bases.iter().map(|base| base.name.as_str());
                 let hint = did_you_mean(stage, names()).unwrap_or_else(|| format!("stages: {}", list(names())));
                 problems.push(over.name_problem(format!("unknown stage `{stage}`")).hint(hint));
@@ -443,7 +455,7 @@ impl Resolver<'_> {
             timeout: reader.timeout(&raw.timeout),
             tags: reader.tags(raw.tags),
             env: reader.env(raw.env),
-            secrets: reader.secrets(raw.secrets, self.secrets.keys().map(String::as_str)),
+            secrets: reader.secrets(self, raw.secrets),
         }
     }
 

@@ -156,15 +156,16 @@ impl Reader<'_> {
     }
 
     /// Names of secrets; each must be one of the pipeline's.
-    pub fn secrets<'a>(&mut self, raw: Option<Vec<Text>>, known: impl Iterator<Item = &'a str> + Clone) -> Vec<String> {
+    pub fn secrets(&mut self, resolver: &Resolver, raw: Option<Vec<Text>>) -> Vec<String> {
         let names = raw.map(|names| self.texts("secrets", names)).unwrap_or_default();
         let parent = self.spot;
         let spot = parent.key("secrets");
         for (index, name) in names.iter().enumerate() {
-            if !known.clone().any(|other| other == name) {
-                let hint = did_you_mean(name, known.clone()).unwrap_or_else(|| match known.clone().next() {
-                    Some(_) => format!("secrets of the pipeline: {}", list(known.clone())),
-                    None => format!("add `secrets: {{ {name}: {{ env: {name} }} }}` to the pipeline"),
+            if !resolver.secrets.contains_key(name) && !resolver.hides("secrets", name) {
+                let known = || resolver.secrets.keys().map(String::as_str);
+                let hint = did_you_mean(name, known()).unwrap_or_else(|| match resolver.secrets.is_empty() {
+                    false => format!("secrets of the pipeline: {}", list(known())),
+                    true => format!("add `secrets: {{ {name}: {{ env: {name} }} }}` to the pipeline"),
                 });
                 self.report(Problem::new(spot.index(index).place(), format!("unknown secret `{name}`")).hint(hint));
             }

@@ -207,6 +207,10 @@ impl Wiring<'_> {
 
     /// The port of a `uses: run` stage, typed by what is wired to it.
     fn made_up(&self, sources: &Sources, port: &str, spot: &Spot, problems: &mut Vec<Problem>) -> Option<InputPort> {
+        if sources.found.is_empty() && sources.complete {
+            problems.push(Problem::new(spot.place(), format!("input `{port}` has no source")));
+            return None;
+        }
         let types: Vec<PortType> = sources.found.iter().map(|found| found.port_type).collect();
         let first = *types.first().unwrap_or(&PortType::Tree);
         let port_type = if types.iter().all(|other| *other == first) {
@@ -393,9 +397,7 @@ impl Wiring<'_> {
     }
 
     fn unknown_stage(&self, reference: &Reference, spot: &Spot) -> Option<Problem> {
-        let documents = 0..self.resolver.documents.len();
-        let stage = |document: usize| Place::root(document).key("stages").key(reference.stage);
-        if documents.into_iter().any(|document| self.resolver.is_broken(&stage(document))) {
+        if self.resolver.hides("stages", reference.stage) {
             return None;
         }
         let names = || self.resolver.bases.iter().map(|base| base.name.as_str());
