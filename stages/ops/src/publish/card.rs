@@ -219,7 +219,7 @@ impl Card<'_> {
     fn limits(&self) -> String {
         let decontaminated = self.report.is_some_and(Report::decontaminated);
         let mut text = "## Known limits\n\n\
-             - Times belong to the device above; on another one a task may leave the time range it was filtered by.\n\
+             - Times belong to the device that they were measured on; on another one a task may leave the time range it was filtered by.\n\
              - The problems are synthetic: they are not the paper's 6,000, whose operator lists, prompts and seeds are \
              not public.\n\
              - Weights are initialised at random by the module's own rules; no pretrained weight is used.\n"
