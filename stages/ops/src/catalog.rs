@@ -23,11 +23,14 @@ pub struct Builtin {
     pub identity: Identity,
 }
 
+/// A Rust program: it runs in the current folder and returns its exit status.
+pub type Main = fn() -> u8;
+
 /// How a built-in program is started.
 #[derive(Clone, Copy, Debug)]
 pub enum Entry {
     /// A function of this binary: `cuda-agent stage NAME` calls it and exits with what it returns.
-    Rust(fn() -> u8),
+    Rust(Main),
     /// Files to unpack before the manifest's `run:` is started.
     Files {
         /// Their paths from a common root, and their contents. The manifest, the protocol's Python twin and every
@@ -50,7 +53,7 @@ pub enum Identity {
 
 /// The kinds: a folder of this crate, and the function where the program is Rust. To add a kind, make its folder and
 /// add a line.
-const KINDS: &[(&str, Option<fn() -> u8>)] =
+const KINDS: &[(&str, Option<Main>)] =
     &[("crawl", None), ("synthesize", None), ("measure", None), ("filter", None), ("publish", Some(publish::main))];
 
 /// What the build script writes of a folder.
@@ -78,7 +81,7 @@ fn embedded(folder: &str) -> &'static Embedded {
 }
 
 impl Embedded {
-    fn builtin(&'static self, main: Option<fn() -> u8>) -> Builtin {
+    fn builtin(&'static self, main: Option<Main>) -> Builtin {
         Builtin {
             name: self.name,
             manifest: self.manifest,

@@ -8,4 +8,4 @@ mod catalog;
 mod lock;
 pub mod publish;
 
-pub use catalog::{Builtin, Entry, Identity, builtin};
+pub use catalog::{Builtin, Entry, Identity, Main, builtin};
