@@ -83,7 +83,6 @@ class Zygote:
             "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
         }
         self.process = subprocess.Popen(
             [sys.executable, os.path.join(HERE, "zygote.py"), str(theirs.fileno())],

@@ -46,8 +46,12 @@ def warm_up(request):
 
 
 def warm_up_compiler(torch):
+    import warnings
+
     import tqdm
 
+    # Caches are off so that no task can leave anything for the next; torch says so each time.
+    warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
     # torch.fx draws a progress bar, whose monitor would be a second thread.
     tqdm.tqdm.monitor_interval = 0
     import torch._dynamo
