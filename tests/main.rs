@@ -1,1 +1,22 @@
-fn main(){}
+//! The integration tests, as one binary: linking once is what keeps the suite fast.
+
+mod architecture;
+mod by_row;
+mod cli;
+mod engine;
+mod kills;
+mod programs;
+mod secrets;
+mod stores;
+mod support;
+
+/// A test file that is not listed above would never run.
+#[test]
+fn no_test_file_is_forgotten() {
+    let listed = include_str!("main.rs");
+    for item in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests")).unwrap() {
+        let name = item.unwrap().file_name().into_string().unwrap();
+        let Some(module) = name.strip_suffix(".rs").filter(|module| *module != "main") else { continue };
+        assert!(listed.contains(&format!("mod {module};")), "tests/{name} is not listed in tests/main.rs");
+    }
+}

@@ -582,8 +582,9 @@ impl<'e, 'a> Run<'e, 'a> {
     }
 
     async fn finish(&mut self, index: usize, outcome: Result<Record, Failure>) -> Result<(), PlanError> {
-        let stage = self.stage(index);
+        // Waiting for another try is a job too, but no stage's.
         let Some(active) = self.active.get_mut(&index) else { return Ok(()) };
+        let stage = &self.engine.pipeline.stages[index];
         active.widen = None;
         match outcome {
             Ok(record) => {

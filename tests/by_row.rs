@@ -1,0 +1,212 @@
+//! By-row stages with fake programs: each row is done once.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use cuda_agent::artifact::{json, table};
+use cuda_agent::host::Host;
+use cuda_agent::store::RowCounts;
+use serde_json::{Map, Value};
+
+use crate::support::{Answer, Lab, row_program, square, write_ids};
+
+const ROWS: &str = "stages: { r: { uses: lab/rows, inputs: { rows: { path: ids.parquet } } } }";
+
+/// Notes which ids a program was asked for.
+#[derive(Clone, Default)]
+struct Asked(Arc<Mutex<Vec<i64>>>);
+
+impl Asked {
+    fn program(&self, lab: &Lab, work: impl Fn(&Map<String, Value>) -> Answer + Send + Sync + 'static) {
+        let asked = self.clone();
+        lab.launcher.on(
+            "lab/rows",
+            row_program(move |columns| {
+                asked.0.lock().unwrap().push(columns["id"].as_i64().unwrap());
+                work(columns)
+            }),
+        );
+    }
+
+    fn take(&self) -> Vec<i64> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+fn ids(lab: &Lab, ids: &[i64], other: &str) {
+    write_ids(&lab.folder.path().join("ids.parquet"), ids, other);
+}
+
+async fn counts(lab: &mut Lab) -> (RowCounts, Vec<Map<String, Value>>) {
+    let (report, _) = lab.run(ROWS).await;
+    assert!(report.failed.is_empty(), "{:?}", report.failed);
+    let manifest = lab.store.run(&report.run).await.unwrap().unwrap();
+    let (_, record) = lab.store.record(&manifest.stages["r"].key.unwrap()).await.unwrap().unwrap();
+    let path = lab.folder.path().join("out.parquet");
+    assert!(lab.store.fetch_blob(&record.outputs["rows"].blob, &path).await.unwrap());
+    let (_, batches) = table::read(&path).unwrap();
+    (record.rows.unwrap(), batches.iter().flat_map(json::rows).collect())
+}
+
+#[tokio::test]
+async fn order_duplicates_and_other_columns_execute_nothing() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, square);
+    let first: Vec<i64> = (0..1000).collect();
+    ids(&lab, &first, "x");
+    let (rows, table) = counts(&mut lab).await;
+    assert_eq!((rows.executed, rows.total, table.len()), (1000, 1000, 1000));
+    assert_eq!(asked.take().len(), 1000);
+
+    let mut shuffled: Vec<i64> = first.iter().map(|id| (id * 617) % 1000).collect();
+    shuffled.extend(&first[..10]);
+    ids(&lab, &shuffled, "y");
+    let (rows, table) = counts(&mut lab).await;
+    assert_eq!((rows.executed, rows.reused, rows.total), (0, 1000, 1010));
+    assert_eq!(asked.take(), [0i64; 0]);
+    for (id, row) in shuffled.iter().zip(&table) {
+        assert_eq!((row["id"].as_i64(), row["square"].as_i64()), (Some(*id), Some(id * id)), "input order");
+        assert_eq!(row["other"], "y", "the other columns are joined back");
+    }
+
+    let more: Vec<i64> = (0..1010).collect();
+    ids(&lab, &more, "x");
+    let (rows, _) = counts(&mut lab).await;
+    assert_eq!(rows.executed, 10);
+    assert_eq!(asked.take().into_iter().collect::<BTreeSet<_>>(), (1000..1010).collect());
+}
+
+#[tokio::test]
+async fn rows_go_to_several_programs() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, square);
+    ids(&lab, &(0..100).collect::<Vec<_>>(), "x");
+    let pipeline_cpus = lab.host.cpus as usize;
+    let (report, _) = lab.run(ROWS).await;
+    assert!(report.failed.is_empty());
+    let _ = pipeline_cpus;
+    assert_eq!(asked.take().into_iter().collect::<BTreeSet<_>>().len(), 100, "each row once");
+}
+
+#[tokio::test]
+async fn rows_of_one_device_are_never_taken_for_anothers() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, square);
+    ids(&lab, &[1, 2, 3], "x");
+    counts(&mut lab).await;
+    asked.take();
+    lab.host = Host::fake(4, "another CPU");
+    let plan = lab.plan(ROWS).await;
+    assert_eq!(plan, "r: miss (device a made-up CPU → another CPU)");
+    let (rows, _) = counts(&mut lab).await;
+    assert_eq!((rows.executed, rows.reused), (3, 0));
+}
+
+#[tokio::test]
+async fn a_row_that_fails_from_outside_is_not_remembered() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, |columns| if columns["id"] == 7 { Answer::Failed } else { square(columns) });
+    ids(&lab, &(0..10).collect::<Vec<_>>(), "x");
+    let (report, _) = lab.run(ROWS).await;
+    assert_eq!(report.failed["r"].message, "1 rows failed from outside causes (rate-limit)");
+    asked.take();
+    asked.program(&lab, square);
+    let (rows, _) = counts(&mut lab).await;
+    assert_eq!((rows.executed, rows.reused, asked.take()), (1, 9, vec![7]));
+}
+
+#[tokio::test]
+async fn allowed_failures_pass_without_their_rows() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, |columns| if columns["id"] == 7 { Answer::Failed } else { square(columns) });
+    ids(&lab, &(0..10).collect::<Vec<_>>(), "x");
+    let text = ROWS.replace("inputs:", "allow_failed_rows: 1, inputs:");
+    let (report, _) = lab.run(&text).await;
+    assert!(report.failed.is_empty());
+    assert_eq!(report.outputs["r"]["rows"].rows, Some(9));
+}
+
+#[tokio::test]
+async fn a_row_that_kills_its_program_twice_is_rejected_and_costs_one_row() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, |columns| if columns["id"] == 3 { Answer::Die } else { square(columns) });
+    ids(&lab, &(0..10).collect::<Vec<_>>(), "x");
+    let (rows, table) = counts(&mut lab).await;
+    assert_eq!((rows.executed, rows.rejected, table.len()), (10, 1, 9));
+    assert_eq!(asked.take().iter().filter(|id| **id == 3).count(), 2, "once more, alone");
+    ids(&lab, &(0..11).collect::<Vec<_>>(), "x");
+    counts(&mut lab).await;
+    assert_eq!(asked.take(), [10], "what is rejected stays rejected");
+}
+
+#[tokio::test]
+async fn a_crash_that_does_not_repeat_rejects_nothing() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    let deaths = Arc::new(AtomicU32::new(0));
+    asked.program(&lab, move |columns| {
+        if columns["id"] == 3 && deaths.fetch_add(1, Ordering::SeqCst) == 0 { Answer::Die } else { square(columns) }
+    });
+    ids(&lab, &(0..10).collect::<Vec<_>>(), "x");
+    let (rows, table) = counts(&mut lab).await;
+    assert_eq!((rows.rejected, table.len()), (0, 10));
+}
+
+#[tokio::test]
+async fn a_program_that_always_dies_fails_the_stage_and_rejects_no_row() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    let dead = Arc::new(|_, _, _| futures::FutureExt::boxed(async { cuda_agent::execute::launch::Exit::Code(127) }));
+    lab.launcher.on("lab/rows", dead);
+    ids(&lab, &(0..10).collect::<Vec<_>>(), "x");
+    let (report, _) = lab.run(ROWS).await;
+    assert!(report.failed["r"].message.contains("could not be started"), "{:?}", report.failed);
+    asked.program(&lab, square);
+    assert_eq!(counts(&mut lab).await.0.executed, 10);
+}
+
+#[tokio::test]
+async fn what_was_done_before_an_abort_is_kept() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, |columns| if columns["id"].as_i64() >= Some(5) { Answer::Hang } else { square(columns) });
+    ids(&lab, &(0..10).collect::<Vec<_>>(), "x");
+    // Dropped in the middle, as a killed engine is: only the journal is left.
+    let run = lab.run(ROWS);
+    assert!(tokio::time::timeout(std::time::Duration::from_millis(500), run).await.is_err());
+    asked.take();
+    asked.program(&lab, square);
+    let (rows, _) = counts(&mut lab).await;
+    assert_eq!((rows.executed, rows.reused), (5, 5), "the finished half is kept");
+    assert_eq!(asked.take().into_iter().collect::<BTreeSet<_>>(), (5..10).collect());
+}
+
+#[tokio::test]
+async fn a_row_may_make_none_or_many() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, |columns| {
+        let id = columns["id"].as_i64().unwrap();
+        Answer::Many((0..id).map(|n| serde_json::json!({ "square": n })).collect())
+    });
+    ids(&lab, &[0, 1, 2, 2], "x");
+    let (_, table) = counts(&mut lab).await;
+    let pairs: Vec<_> = table.iter().map(|row| (row["id"].as_i64().unwrap(), row["square"].as_i64().unwrap())).collect();
+    assert_eq!(pairs, [(1, 0), (2, 0), (2, 1), (2, 0), (2, 1)]);
+}
+
+#[tokio::test]
+async fn an_answer_that_does_not_fit_fails_at_once() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, |_| Answer::Done(serde_json::json!({ "square": "nine" })));
+    ids(&lab, &[3], "x");
+    let (report, _) = lab.run(ROWS).await;
+    let message = &report.failed["r"].message;
+    assert!(message.contains("row ") && message.contains("nine"), "{message}");
+}
+
+#[tokio::test]
+async fn an_empty_table_makes_an_empty_table() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, square);
+    ids(&lab, &[], "x");
+    let (rows, table) = counts(&mut lab).await;
+    assert_eq!((rows.total, table.len()), (0, 0));
+}

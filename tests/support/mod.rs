@@ -1,0 +1,411 @@
+//! A made-up machine on which engine tests run: fake programs that tell which stages ran, and the real binary.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::{Arc, Mutex};
+
+use cuda_agent::Folders;
+use cuda_agent::catalog::{Catalog, ProgramFiles};
+use cuda_agent::event::{RunEvent, Subscriber};
+use cuda_agent::execute::launch::{Channels, Exit, Launch, Launcher};
+use cuda_agent::execute::{Engine, Report};
+use cuda_agent::host::Host;
+use cuda_agent::key::ProgramIdentity;
+use cuda_agent::plan::graph::Graph;
+use cuda_agent::plan::{Planner, Verdict};
+use cuda_agent::spec::{self, Pipeline};
+use cuda_agent::store::Store;
+use cuda_agent_protocol::{Event, Request, RowResult, RowStatus};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use serde_json::{Map, Value, json};
+
+/// What a fake program does: it gets its folder, its request, and the engine's end.
+pub type Behaviour = Arc<dyn Fn(PathBuf, Request, Channels) -> BoxFuture<'static, Exit> + Send + Sync>;
+
+/// Programs that exist only here.
+#[derive(Clone, Default)]
+pub struct FakeLauncher {
+    behaviours: Arc<Mutex<BTreeMap<String, Behaviour>>>,
+    launched: Arc<Mutex<Vec<String>>>,
+}
+
+impl FakeLauncher {
+    /// What the programs of a stage kind do.
+    pub fn on(&self, kind: &str, behaviour: Behaviour) {
+        self.behaviours.lock().unwrap().insert(kind.to_owned(), behaviour);
+    }
+
+    /// Stages that were launched since the last call, in order.
+    pub fn launched(&self) -> Vec<String> {
+        std::mem::take(&mut self.launched.lock().unwrap())
+    }
+}
+
+impl Launcher for FakeLauncher {
+    fn launch(&self, launch: Launch, channels: Channels) -> BoxFuture<'static, Exit> {
+        self.launched.lock().unwrap().push(launch.stage.clone());
+        let request: Request =
+            serde_json::from_slice(&std::fs::read(launch.folder.join("request.json")).unwrap()).unwrap();
+        let behaviour = self.behaviours.lock().unwrap().get(&request.kind).cloned();
+        let behaviour = behaviour.unwrap_or_else(|| panic!("no behaviour for {}", request.kind));
+        behaviour(launch.folder, request, channels)
+    }
+}
+
+/// A program that writes a text made of its parameters and inputs to each tree output.
+pub fn echo() -> Behaviour {
+    Arc::new(|folder, request, _channels| {
+        async move {
+            let mut text = format!("{}\n", serde_json::to_string(&request.params).unwrap());
+            for port in request.inputs.keys() {
+                let path = folder.join("inputs").join(port);
+                text.push_str(&format!("{port}: {}", std::fs::read_to_string(path).unwrap_or_default()));
+            }
+            for output in request.outputs.values() {
+                std::fs::write(folder.join(&output.path), &text).unwrap();
+            }
+            Exit::Success
+        }
+        .boxed()
+    })
+}
+
+/// A program that fails, after printing something.
+pub fn failing(printed: &'static str) -> Behaviour {
+    Arc::new(move |_, _, channels| {
+        channels.log.lock().unwrap().write(printed.as_bytes());
+        async { Exit::Code(3) }.boxed()
+    })
+}
+
+/// A by-row program: `work` makes the answer, or says how the program ends.
+pub fn row_program(work: impl Fn(&Map<String, Value>) -> Answer + Send + Sync + 'static) -> Behaviour {
+    let work = Arc::new(work);
+    Arc::new(move |_, _, channels| {
+        let work = work.clone();
+        async move {
+            let mut rows = channels.rows.expect("a by-row program gets rows");
+            while let Some(row) = rows.recv().await {
+                // As a real program, it takes no answer back from the engine before the next row.
+                tokio::task::yield_now().await;
+                let mut result = RowResult {
+                    row: row.row,
+                    status: RowStatus::Done,
+                    reason: None,
+                    detail: None,
+                    outputs: BTreeMap::new(),
+                };
+                match work(&row.columns) {
+                    Answer::Done(value) => {
+                        let value = value.as_object().unwrap().clone();
+                        result.outputs.insert("rows".into(), vec![value]);
+                    }
+                    Answer::Many(values) => {
+                        let values = values.iter().map(|value| value.as_object().unwrap().clone()).collect();
+                        result.outputs.insert("rows".into(), values);
+                    }
+                    Answer::Failed => {
+                        result.status = RowStatus::Failed;
+                        result.reason = Some("rate-limit".into());
+                    }
+                    Answer::Die => return Exit::Signal(9),
+                    Answer::Hang => std::future::pending().await,
+                }
+                let _ = channels.events.send(Ok(Event::Row(result)));
+            }
+            Exit::Success
+        }
+        .boxed()
+    })
+}
+
+/// What a by-row program makes of a row.
+pub enum Answer {
+    /// One output row.
+    Done(Value),
+    /// Any number of them.
+    Many(Vec<Value>),
+    /// An outside cause.
+    Failed,
+    /// The program dies.
+    Die,
+    /// The program never answers, until it is dropped.
+    Hang,
+}
+
+/// A project with made-up stage kinds, a store in memory, and fake programs.
+pub struct Lab {
+    pub folder: tempfile::TempDir,
+    pub store: Store,
+    pub catalog: Catalog,
+    pub launcher: FakeLauncher,
+    pub host: Host,
+    pub secrets: BTreeMap<String, String>,
+    pub refresh: Vec<String>,
+    pub events: Vec<RunEvent>,
+}
+
+const KINDS: [(&str, &str); 4] = [
+    (
+        "lab/make",
+        "name: lab/make\nversion: 1.0.0\nsummary: Makes a text.\noutputs: { out: { type: tree } }\n\
+         params: { text: { type: string, default: hello }, seed: { type: integer, default: 0 } }\nrun: [x]\n",
+    ),
+    (
+        "lab/join",
+        "name: lab/join\nversion: 1.0.0\nsummary: Joins texts.\ninputs: { a: { type: tree }, b: { type: tree, optional: true } }\n\
+         outputs: { out: { type: tree } }\nrun: [x]\n",
+    ),
+    (
+        "lab/many",
+        "name: lab/many\nversion: 1.0.0\nsummary: Joins many.\ninputs: { all: { type: tree, list: true } }\n\
+         outputs: { out: { type: tree } }\nrun: [x]\n",
+    ),
+    (
+        "lab/rows",
+        "name: lab/rows\nversion: 1.0.0\nsummary: Works on rows.\n\
+         inputs: { rows: { type: table, columns: { id: int64 } } }\n\
+         outputs: { rows: { type: table, columns: [ { name: square, type: int64 } ] } }\n\
+         params: { seed: { type: integer, default: 0 } }\n\
+         determinism: measured\nby_row: { port: rows, window: 1 }\nrun: [x]\n",
+    ),
+];
+
+impl Lab {
+    pub fn new() -> Self {
+        let launcher = FakeLauncher::default();
+        let mut lab = Self {
+            folder: tempfile::tempdir().unwrap(),
+            store: Store::memory(),
+            catalog: Catalog::default(),
+            launcher,
+            host: Host::fake(4, "a made-up CPU"),
+            secrets: BTreeMap::new(),
+            refresh: Vec::new(),
+            events: Vec::new(),
+        };
+        for (name, _) in KINDS {
+            lab.launcher.on(name, echo());
+        }
+        lab.set_version("", "");
+        lab
+    }
+
+    /// Loads the kinds anew, one of them in another version, as a new build of the binary would have it.
+    pub fn set_version(&mut self, kind: &str, version: &str) {
+        self.catalog = Catalog::default();
+        for (name, manifest) in KINDS {
+            let identity = ProgramIdentity::Version(if name == kind { version } else { "1.0.0" }.to_owned());
+            self.catalog.add_builtin(manifest, name, identity, ProgramFiles::None).unwrap();
+        }
+    }
+
+    pub fn folders(&self) -> Folders {
+        Folders::below(&self.folder.path().join("local")).unwrap()
+    }
+
+    pub fn pipeline(&self, text: &str) -> Pipeline {
+        let text = format!("name: lab\n{text}");
+        let folder = self.folder.path();
+        spec::parse_pipeline(&text, Path::new("lab.yaml"), folder, &self.catalog, &[], &|path| {
+            std::fs::read_to_string(path)
+        })
+        .unwrap_or_else(|errors| panic!("{}", errors.render(false)))
+    }
+
+    fn refreshed(&self, pipeline: &Pipeline) -> BTreeSet<usize> {
+        let stages = pipeline.stages.iter().enumerate();
+        stages.filter(|(_, stage)| self.refresh.contains(&stage.base)).map(|(index, _)| index).collect()
+    }
+
+    /// Runs stages of a pipeline; says what came of it and which stages were launched.
+    pub async fn run_selected(&mut self, text: &str, patterns: &[&str]) -> (Report, Vec<String>) {
+        let pipeline = self.pipeline(text);
+        let graph = Graph::new(&pipeline);
+        let patterns: Vec<String> = patterns.iter().map(|pattern| (*pattern).to_owned()).collect();
+        let engine = Engine {
+            selected: graph.select(&pipeline, &patterns).unwrap(),
+            order: graph.order().to_vec(),
+            refresh: self.refreshed(&pipeline),
+            pipeline: Arc::new(pipeline),
+            catalog: &self.catalog,
+            store: self.store.clone(),
+            host: &self.host,
+            folders: self.folders(),
+            launcher: Arc::new(self.launcher.clone()),
+            secrets: self.secrets.clone(),
+            jobs: None,
+        };
+        let (_keep, interrupts) = tokio::sync::mpsc::unbounded_channel();
+        self.events.clear();
+        let mut events: Vec<RunEvent> = Vec::new();
+        let report = {
+            let mut subscribers: [&mut dyn Subscriber; 1] = [&mut events];
+            engine.run(&mut subscribers, interrupts).await.unwrap()
+        };
+        self.events = events;
+        let mut launched = self.launcher.launched();
+        launched.dedup();
+        (report, launched)
+    }
+
+    pub async fn run(&mut self, text: &str) -> (Report, Vec<String>) {
+        self.run_selected(text, &[]).await
+    }
+
+    /// Which stages are launched by a run that succeeds.
+    pub async fn launches(&mut self, text: &str) -> Vec<String> {
+        let (report, launched) = self.run(text).await;
+        assert!(report.failed.is_empty(), "{:?}", report.failed);
+        launched
+    }
+
+    /// The plan as lines: `stage: verdict (reasons)`.
+    pub async fn plan(&self, text: &str) -> String {
+        let pipeline = self.pipeline(text);
+        let graph = Graph::new(&pipeline);
+        let (refresh, folders) = (self.refreshed(&pipeline), self.folders());
+        let planner = Planner::new(&pipeline, &self.catalog, &self.store, &self.host, &folders, &refresh);
+        let plans = planner.plan(graph.order(), &vec![true; pipeline.stages.len()]).await.unwrap();
+        let line = |index: &usize| {
+            let verdict = match &plans[*index].as_ref().unwrap().verdict {
+                Verdict::Hit { .. } => "hit".to_owned(),
+                Verdict::Miss { reasons, .. } => {
+                    let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+                    format!("miss ({})", reasons.join("; "))
+                }
+                Verdict::Pending { waits } => {
+                    let waits: Vec<&str> = waits.iter().map(|wait| pipeline.stages[*wait].name.as_str()).collect();
+                    format!("pending ({})", waits.join(", "))
+                }
+            };
+            format!("{}: {verdict}", pipeline.stages[*index].name)
+        };
+        graph.order().iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    /// The text of a tree output that is one file.
+    pub async fn text(&self, report: &Report, stage: &str) -> String {
+        let artifact = &report.outputs[stage]["out"];
+        let entry = self.store.tree_entries(artifact).await.unwrap().unwrap().remove(0);
+        let bytes = self.store.get_blob(&entry.blob).await.unwrap().unwrap();
+        let range = entry.offset as usize..(entry.offset + entry.size) as usize;
+        String::from_utf8(bytes[range].to_vec()).unwrap()
+    }
+}
+
+/// A folder with the real binary in it.
+pub struct Sandbox {
+    pub folder: tempfile::TempDir,
+    pub variables: Vec<(String, String)>,
+}
+
+impl Sandbox {
+    pub fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), variables: Vec::new() }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, text: &str) -> &Self {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+        self
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-agent"));
+        command.args(arguments).current_dir(self.folder.path()).env_remove("CUDA_AGENT_PYTHON").env("NO_COLOR", "1");
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    pub fn output(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    /// Runs and expects success; standard output.
+    pub fn good(&self, arguments: &[&str]) -> String {
+        let output = self.output(arguments);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {}\n{error}", output.status);
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Runs and expects this exit status; standard error, with what varies replaced.
+    pub fn bad(&self, status: i32, arguments: &[&str]) -> String {
+        let output = self.output(arguments);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {error}");
+        self.stable(&error)
+    }
+
+    /// A text without this run's own names, times and digests.
+    pub fn stable(&self, text: &str) -> String {
+        let folder = self.folder.path().canonicalize().unwrap();
+        stable(&text.replace(&folder.display().to_string(), "[folder]"))
+    }
+
+    /// How many stages a run executed, by its own word.
+    pub fn executed(&self, arguments: &[&str]) -> Vec<String> {
+        let mut all = vec!["run", "--json"];
+        all.extend(arguments);
+        let text = self.good(&all);
+        let events = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let finished = events.filter(|event| event["event"] == "stage_finished");
+        finished.map(|event| event["stage"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+/// Replaces run ids, digests and durations.
+pub fn stable(text: &str) -> String {
+    let mut out = String::new();
+    for (number, line) in text.lines().enumerate() {
+        if number > 0 {
+            out.push('\n');
+        }
+        let words: Vec<String> = line.split(' ').map(stable_word).collect();
+        out.push_str(&words.join(" "));
+    }
+    out
+}
+
+fn stable_word(word: &str) -> String {
+    let core = word.trim_end_matches([':', ',', ')']);
+    let rest = &word[core.len()..];
+    let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let core_is_run = core.len() == 23 && core.as_bytes()[8] == b'T' && core.as_bytes()[16] == b'-';
+    if core_is_run {
+        return format!("[run]{rest}");
+    }
+    if (core.len() == 64 || core.len() == 12) && is_hex(core) {
+        return format!("[digest]{rest}");
+    }
+    if core.parse::<f64>().is_ok() && core.contains('.') {
+        return format!("[number]{rest}");
+    }
+    word.to_owned()
+}
+
+/// A table with ids and another column, as a Parquet file.
+pub fn write_ids(path: &Path, ids: &[i64], other: &str) {
+    use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+    let others = vec![other; ids.len()];
+    let batch = RecordBatch::try_from_iter([
+        ("id", Arc::new(Int64Array::from(ids.to_vec())) as ArrayRef),
+        ("other", Arc::new(StringArray::from(others)) as ArrayRef),
+    ])
+    .unwrap();
+    cuda_agent::artifact::table::write(path, &batch.schema(), &[batch]).unwrap();
+}
+
+/// The answer that by-row tests expect.
+pub fn square(columns: &Map<String, Value>) -> Answer {
+    let id = columns["id"].as_i64().unwrap();
+    Answer::Done(json!({ "square": id * id }))
+}
