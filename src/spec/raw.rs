@@ -20,7 +20,8 @@ pub(crate) struct Pipeline {
     pub params: Option<Entries<Free>>,
     pub secrets: Option<Entries<Secret>>,
     pub include: Option<Vec<Text>>,
-    pub stages: Option<Entries<Stage>>,
+    /// Boxed, since a stage has many fields and is handed on more than once.
+    pub stages: Option<Entries<Box<Stage>>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]

@@ -70,6 +70,9 @@ pub(crate) fn resolve(
     let name = resolver.name(&files.raws);
     let stages = resolver.top_level(files.raws);
     resolver.override_params();
+    resolver.bases.reserve(stages.len());
+    resolver.index.reserve(stages.len());
+    resolver.cells.reserve(stages.len());
     for (document, name, stage) in stages {
         resolver.stage(document, name, stage);
     }
@@ -155,7 +158,7 @@ impl Resolver<'_> {
     }
 
     /// Takes params and secrets of all files; what is left are the stages.
-    fn top_level(&mut self, raws: Vec<raw::Pipeline>) -> Vec<(usize, String, raw::Stage)> {
+    fn top_level(&mut self, raws: Vec<raw::Pipeline>) -> Vec<(usize, String, Box<raw::Stage>)> {
         let mut stages =
             Vec::with_capacity(raws.iter().filter_map(|raw| raw.stages.as_ref()).map(|all| all.0.len()).sum());
         let mut owners: HashMap<String, Place> = HashMap::new();
@@ -313,7 +316,7 @@ impl Resolver<'_> {
     }
 
     /// Makes the cells of one stage, all but their inputs.
-    fn stage(&mut self, document: usize, name: String, mut raw: raw::Stage) {
+    fn stage(&mut self, document: usize, name: String, mut raw: Box<raw::Stage>) {
         let root = Spot::Root(document);
         let stages = root.key("stages");
         let spot = stages.key(&name);
@@ -335,10 +338,10 @@ impl Resolver<'_> {
             let mut cells = std::mem::take(&mut matrix.cells);
             let last = cells.pop();
             for cell in cells {
-                unknown |= !self.cell(document, &name, raw.clone(), &matrix, cell);
+                unknown |= !self.cell(document, &name, (*raw).clone(), &matrix, cell);
             }
             if let Some(cell) = last {
-                unknown |= !self.cell(document, &name, raw, &matrix, cell);
+                unknown |= !self.cell(document, &name, *raw, &matrix, cell);
             }
             self.push_base(document, name, inputs, start, has_matrix.then_some(matrix.axes), unknown);
         } else {
