@@ -83,6 +83,9 @@ class Standalone:
         body = "\n\n\n".join(ast.unparse(self.nodes[name]) for name in self.order if name in self.nodes)
         if "autograd.Function" in body:
             raise Rejected("not standalone", "has a backward pass of its own")
+        # What such memory holds depends on chance, so running the class could not tell for certain.
+        if re.search(r"\btorch\.(empty|empty_like|Tensor|FloatTensor)\(|\.new_empty\(", body):
+            raise Rejected("uninitialised", "it makes a tensor that only the whole model's initialisation fills")
         if body.count("\n") > LIMIT_LINES:
             raise Rejected("too long", f"its closure has {body.count(chr(10))} lines")
         return body

@@ -25,7 +25,8 @@ import torch  # noqa: E402  (the block must be there before anything else is imp
 
 import transformers_task as task  # noqa: E402
 
-SECONDS = 10
+# Far above what any piece takes at these sizes, so that a busy machine keeps the same classes as an idle one.
+SECONDS = 60
 WIDTH, BATCH, TOKENS = 256, 2, 16
 # A vocabulary or a table of positions would dwarf the work that the class is about.
 MOST_WEIGHTS = 6_000_000
@@ -96,8 +97,6 @@ def check(namespace, module):
             raise Unfit("returns no tensor", f"returns {type(out).__name__}")
         if not torch.isfinite(out).all():
             raise Unfit("not finite", "its output is not finite")
-        if any(not p.isfinite().all() or p.abs().max() > 1e6 for p in module.parameters()):
-            raise Unfit("uninitialised", "it has parameters that its constructor leaves unset")
         if out.shape[0] != BATCH:
             raise Unfit("mixes the batch", f"returns {tuple(out.shape)}")
         if not torch.equal(out, module(*inputs)):
