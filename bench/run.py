@@ -288,8 +288,8 @@ def main():
         measure(table, tools, pathlib.Path(folder), repeats)
     print(f"Median of {repeats}, {os.cpu_count()} cores; in brackets, how many times cuda-agent's.\n")
     print(table.text())
-    if not arguments.peers_only:
-        print("\n" + row_lookup())
+    if not arguments.peers_only and (text := row_lookup()):
+        print("\n" + text)
     results = [{"measure": label, "goal": goal, **values} for label, goal, values, _ in table.rows]
     (BUILD / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
