@@ -28,7 +28,7 @@ CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
     0x20000000,
     0x40000000,
 )
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 0x4000, 1 << 18
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 1 << 18
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
 SYS_MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY = 442, -100, 0x8000, 1
 PR_SET_KEEPCAPS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 8, 47, 2
@@ -97,6 +97,17 @@ def _unshare_as_user():
             file.write(text)
 
 
+def _make_read_only(path):
+    attributes = _MountAttributes(attr_set=MOUNT_ATTR_RDONLY)
+    _check(
+        _libc.syscall(
+            SYS_MOUNT_SETATTR, AT_FDCWD, path.encode(), AT_RECURSIVE, ctypes.byref(attributes),
+            ctypes.sizeof(attributes),
+        ),
+        f"mount_setattr on {path}",
+    )  # fmt: skip
+
+
 def enter_namespaces():
     """Make new namespaces for the children of this process; False where the system does not allow it."""
     try:
@@ -115,14 +126,12 @@ def wall_off_file_system(scratch, scratch_bytes, owner):
     """In a new mount namespace: everything read-only, `scratch` a fresh tmpfs of limited size, /proc of this
     namespace alone. Raises OSError where the kernel can't."""
     _mount("none", "/", "", MS_REC | MS_PRIVATE)
-    attributes = _MountAttributes(attr_set=MOUNT_ATTR_RDONLY)
-    _check(
-        _libc.syscall(
-            SYS_MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, ctypes.byref(attributes), ctypes.sizeof(attributes)
-        ),
-        "mount_setattr",
-    )
-    _mount("proc", "/proc", "proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    _make_read_only("/")
+    # CUDA names its threads through /proc, so that it can't be read-only as a whole; what root could do harm with is.
+    _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    for path in filter(os.path.exists, ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")):
+        _mount(path, path, "", MS_BIND | MS_REC)
+        _make_read_only(path)
     _mount("tmpfs", scratch, "tmpfs", MS_NOSUID | MS_NODEV, f"size={scratch_bytes},mode=0700")
     if owner is not None:
         os.chown(scratch, owner, owner)

@@ -156,8 +156,9 @@ def work(program):
     supervisor.hide_from_tasks()
     with tempfile.TemporaryDirectory(prefix="measure-", dir=os.getcwd(), ignore_cleanup_errors=True) as folder:
         server = supervisor.Zygote(
-            folder, compile=params["compile"], environment=worker_environment(), log=program.log
-        )
+            folder, compile=params["compile"], environment=worker_environment(), log=program.log,
+            device=device,
+        )  # fmt: skip
         try:
             found = start(server, compile=params["compile"])
             check_device(program, server, device)

@@ -58,12 +58,12 @@ class Outcome:
 class Zygote:
     """The fork server and the folder that its workers use."""
 
-    def __init__(self, folder, *, compile, environment, log):
+    def __init__(self, folder, *, compile, environment, log, device="cpu"):
         self.folder, self.log = folder, log
         self.scratch = os.path.join(folder, "scratch")
         self.process = None
         self.walls = True
-        self._request = {"compile": compile}
+        self._request = {"compile": compile, "device": device}
         self._environment = environment
         os.makedirs(self.scratch, exist_ok=True)
 
@@ -82,8 +82,11 @@ class Zygote:
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
             "OPENBLAS_NUM_THREADS": "1",
+            # "Is there a GPU?" goes to the management library: CUDA, once asked, is of no use to forks.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         }
+        if self._request["device"] == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
         self.process = subprocess.Popen(
             [sys.executable, os.path.join(HERE, "zygote.py"), str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
@@ -100,6 +103,8 @@ class Zygote:
         if "error" in answer:
             self.stop()
             raise WorkerUnavailable(answer["error"])
+        if answer["ready"]["threads"] > 1:
+            self.log(f"the zygote has {answer['ready']['threads']} threads; forks of it may hang", level="warning")
         self.inherited_bytes = resident(self.process.pid)
         self.walls = True
         self.walls = self.probe("probe_walls") is not None

@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 
 import isolation
 
@@ -33,25 +34,28 @@ def warm_up(request):
     """Import torch, compile something small, and say what is there."""
     import torch
 
+    # Caches are off so that no task can leave anything for the next; torch says so each time. And Python warns of forks
+    # of processes with threads, which the count of threads below is about.
+    warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
+    warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     torch.set_num_threads(1)
     answer = {"torch": torch.__version__, "cuda_built": torch.version.cuda is not None}
     import task_worker  # noqa: F401  imported here so that workers find it loaded
 
     if request["compile"]:
         started = time.perf_counter()
-        warm_up_compiler(torch)
+        if request["device"] == "cuda":
+            import_gpu_compiler()
+        else:
+            warm_up_compiler(torch)
         answer["compile_warm_up_s"] = time.perf_counter() - started
-    answer["threads"] = len(os.listdir("/proc/self/task"))
+    answer["threads"] = count_threads()
     return answer
 
 
 def warm_up_compiler(torch):
-    import warnings
-
     import tqdm
 
-    # Caches are off so that no task can leave anything for the next; torch says so each time.
-    warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
     # torch.fx draws a progress bar, whose monitor would be a second thread.
     tqdm.tqdm.monitor_interval = 0
     import torch._dynamo
@@ -76,6 +80,28 @@ def warm_up_compiler(torch):
     finally:
         subprocess.check_call = plain_call
     torch._dynamo.reset()
+
+
+def import_gpu_compiler():
+    """Import what compiling for a GPU needs. Compiling anything here would start CUDA (or, with the GPU hidden, have
+    torch settle for none), so that every worker compiles for the first time: a few seconds each."""
+    import torch._dynamo
+    import torch._inductor.codegen.triton
+    import torch._inductor.codegen.wrapper
+    import torch._inductor.compile_fx
+    import torch._inductor.graph
+    import torch._inductor.scheduler  # noqa: F401
+    import triton  # noqa: F401
+
+
+def count_threads():
+    """Threads of this process, but for the one that the CUDA driver starts when it is asked for devices: no worker on
+    a CPU has anything to do with it, and a worker on a GPU never comes from a process that has it."""
+    count = 0
+    for thread in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{thread}/comm", encoding="ascii", errors="replace") as file:
+            count += not file.read().startswith("cuda")
+    return count
 
 
 def fork_instead_of_python(plain_call):
