@@ -1,1 +1,132 @@
-//! x
+//! The command line as a person sees it: snapshots of what it prints, and its exit statuses.
+
+use crate::support::Sandbox;
+
+const PIPELINE: &str = "name: demo
+params: { word: hello }
+stages:
+  words: { uses: run, run: 'echo ${params.word} > outputs/out', outputs: { out: tree } }
+  twice: { uses: run, inputs: { x: words.out }, run: 'cat inputs/x inputs/x > outputs/out; echo printed', outputs: { out: tree } }
+  table: { uses: run, run: \"echo '{\\\"n\\\": 1, \\\"t\\\": \\\"x\\\"}' > outputs/t.jsonl\", outputs: { t: { type: table, columns: { n: int64, t: utf8 } } } }
+";
+
+fn demo() -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.write("p.yaml", PIPELINE);
+    sandbox
+}
+
+#[test]
+fn a_first_session() {
+    let sandbox = demo();
+    let output = sandbox.output(&["run", "p.yaml", "--jobs", "1"]);
+    assert!(output.status.success());
+    insta::assert_snapshot!("run", sandbox.stable(&String::from_utf8_lossy(&output.stderr)));
+    insta::assert_snapshot!("made", sandbox.stable(&String::from_utf8_lossy(&output.stdout)));
+    insta::assert_snapshot!("plan_hit", sandbox.good(&["plan"]));
+    insta::assert_snapshot!("plan_changed", sandbox.good(&["plan", "-p", "word=bye"]));
+    insta::assert_snapshot!("status", sandbox.stable(&sandbox.good(&["status"])));
+    insta::assert_snapshot!("show_table", sandbox.stable(&sandbox.good(&["show", "table"])));
+    insta::assert_snapshot!("show_tree", sandbox.stable(&sandbox.good(&["show", "twice.out"])));
+    insta::assert_snapshot!("log", sandbox.good(&["log", "twice"]));
+    insta::assert_snapshot!("explain", sandbox.stable(&sandbox.good(&["explain", "twice"])));
+    insta::assert_snapshot!("graph", sandbox.good(&["graph"]));
+    insta::assert_snapshot!("runs", sandbox.stable(&sandbox.good(&["runs"])));
+    insta::assert_snapshot!("help", sandbox.good(&["--help"]));
+    sandbox.good(&["export", "twice.out", "here"]);
+    assert_eq!(std::fs::read_to_string(sandbox.path("here/file")).unwrap(), "hello\nhello\n");
+    sandbox.good(&["tag", "twice.out", "texts@v1"]);
+    sandbox.good(&["export", "texts@v1", "there"]);
+}
+
+#[test]
+fn mistakes_are_told_with_a_hint_and_change_nothing() {
+    let sandbox = demo();
+    let mut told = String::new();
+    sandbox.write("wrong.yaml", &PIPELINE.replace("uses: run, run: 'echo", "uses: ops/crwal, run: 'echo"));
+    sandbox.write("unknown.yaml", &PIPELINE.replace("path", "path").replace("inputs: { x: words.out }", "inputs: { x: { path: nowhere.txt } }"));
+    for arguments in [
+        &["run", "nowhere.yaml"][..],
+        &["run", "wrong.yaml"],
+        &["run", "unknown.yaml"],
+        &["run"],
+        &["run", "p.yaml", "twcie"],
+        &["run", "p.yaml", "-p", "wrod=x"],
+        &["run", "p.yaml", "-p", "word"],
+        &["run", "p.yaml", "--refresh", "tabel"],
+        &["show", "table", "--pipeline", "p.yaml"],
+        &["show", "tabel", "--pipeline", "p.yaml"],
+        &["export", "what@ever", "x"],
+        &["stages", "ops/fliter"],
+        &["status"],
+        &["log", "table"],
+    ] {
+        told.push_str(&format!("$ cuda-agent {}\n{}\n\n", arguments.join(" "), sandbox.bad(2, arguments)));
+    }
+    insta::assert_snapshot!(told);
+    let records = sandbox.path(".cuda-agent/v1/records");
+    assert!(!records.exists(), "nothing was made");
+}
+
+#[test]
+fn a_failing_stage_shows_the_end_of_its_log() {
+    let sandbox = demo();
+    let failing = "echo one; echo two >&2; exit 4";
+    sandbox.write("p.yaml", &PIPELINE.replace("cat inputs/x inputs/x > outputs/out; echo printed", failing));
+    insta::assert_snapshot!(sandbox.bad(1, &["run", "p.yaml", "--jobs", "1"]));
+}
+
+#[test]
+fn a_store_that_cannot_be_used_is_told() {
+    let sandbox = demo();
+    sandbox.write("file", "");
+    insta::assert_snapshot!(sandbox.bad(3, &["run", "p.yaml", "--store", "file/below"]));
+    insta::assert_snapshot!(sandbox.bad(3, &["run", "p.yaml", "--store", "ftp://x"]));
+}
+
+#[test]
+fn everything_speaks_json() {
+    let sandbox = demo();
+    let events = sandbox.good(&["run", "p.yaml", "--json"]);
+    let parse = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap_or_else(|e| panic!("{e}: {text}"));
+    assert!(events.lines().map(parse).any(|event| event["event"] == "run_finished" && event["executed"] == 3));
+    for arguments in [
+        &["plan"][..],
+        &["explain", "twice"],
+        &["status"],
+        &["runs"],
+        &["log", "twice"],
+        &["show", "table"],
+        &["export", "table", "x"],
+        &["tag", "table.t", "t@v1"],
+        &["stages"],
+        &["stages", "ops/publish"],
+        &["schema"],
+        &["graph"],
+    ] {
+        let mut all = arguments.to_vec();
+        all.push("--json");
+        parse(&sandbox.good(&all));
+    }
+    let output = sandbox.output(&["run", "nowhere.yaml", "--json"]);
+    let error = parse(&String::from_utf8(output.stdout).unwrap());
+    assert!(error["error"]["message"].as_str().unwrap().starts_with("nowhere.yaml"));
+}
+
+#[test]
+fn a_store_in_memory_leaves_no_store() {
+    let sandbox = demo();
+    sandbox.good(&["run", "p.yaml", "--store", "memory://"]);
+    assert!(!sandbox.path(".cuda-agent/v1").exists());
+}
+
+#[test]
+fn doctor_looks_at_everything() {
+    let sandbox = demo();
+    let output = sandbox.output(&["doctor", "--json"]);
+    let checks: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let names: Vec<&str> = checks.iter().filter_map(|check| check["check"].as_str()).collect();
+    for name in ["machine", "gpu", "nvcc", "c++", "python", "processes", "store"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+}

@@ -1,1 +1,96 @@
-//! x
+//! A secret's value is found nowhere.
+
+use std::path::Path;
+
+use crate::support::Sandbox;
+
+const VALUE: &str = "s3cr3t-value-42";
+
+/// Every file below a folder that holds the value or the first half of it.
+fn leaks(folder: &Path, found: &mut Vec<String>) {
+    for item in std::fs::read_dir(folder).unwrap() {
+        let path = item.unwrap().path();
+        if path.is_dir() {
+            leaks(&path, found);
+            continue;
+        }
+        let text = String::from_utf8_lossy(&std::fs::read(&path).unwrap()).into_owned();
+        if text.contains("s3cr3t") {
+            found.push(path.display().to_string());
+        }
+    }
+}
+
+fn sandbox(command: &str) -> Sandbox {
+    let mut sandbox = Sandbox::new();
+    sandbox.variables.push(("LAB_TOKEN".into(), VALUE.into()));
+    sandbox.write(
+        "p.yaml",
+        &format!(
+            "name: p\nsecrets: {{ TOKEN: {{ env: LAB_TOKEN }} }}\nstages:\n  a:\n    uses: run\n    secrets: [TOKEN]\n    \
+             run: {command:?}\n    outputs: {{ out: tree }}\n"
+        ),
+    );
+    sandbox
+}
+
+#[test]
+fn a_program_sees_it_and_nobody_else_does() {
+    // Printed whole and in two pieces, sent as an event and as an error message.
+    let command = r#"test -n "$TOKEN"; echo "$TOKEN"; printf '%s-' "$${TOKEN%%-*}"; sleep 0.2; echo "$${TOKEN#*-}";
+        printf '{"event":"log","level":"info","message":"the token is %s"}\n' "$TOKEN" >&$CUDA_AGENT_EVENTS_FD;
+        echo ok > outputs/out"#;
+    let sandbox = sandbox(command);
+    let output = sandbox.output(&["run", "p.yaml"]);
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{printed}");
+    assert!(printed.contains("the token is [secret]") && !printed.contains("s3cr3t"), "{printed}");
+    let log = sandbox.good(&["log", "a"]);
+    assert!(log.starts_with("[secret]\n[secret]\n"), "{log}");
+    let mut found = Vec::new();
+    leaks(&sandbox.path(".cuda-agent"), &mut found);
+    assert!(found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn a_failure_tells_it_neither() {
+    let command = r#"printf '{"kind":"input","message":"bad token %s"}' "$TOKEN" > error.json; exit 1"#;
+    let sandbox = sandbox(command);
+    let error = sandbox.bad(1, &["run", "p.yaml"]);
+    assert!(error.contains("bad token [secret]") && !error.contains("s3cr3t"), "{error}");
+    let mut found = Vec::new();
+    // The folder of a failed attempt stays on this machine; nothing else may have it.
+    leaks(&sandbox.path(".cuda-agent/v1"), &mut found);
+    assert!(found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn an_output_with_it_is_not_published() {
+    for command in [
+        r#"echo "x $TOKEN y" > outputs/out"#,
+        r#"mkdir outputs/out; head -c 100000 /dev/zero > outputs/out/big; echo "$TOKEN" >> outputs/out/big"#,
+    ] {
+        let sandbox = sandbox(command);
+        let error = sandbox.bad(1, &["run", "p.yaml"]);
+        assert!(error.contains("output `out` contains the value of a secret"), "{error}");
+        let mut found = Vec::new();
+        leaks(&sandbox.path(".cuda-agent/v1"), &mut found);
+        assert!(found.is_empty(), "{found:?}");
+    }
+}
+
+#[test]
+fn a_missing_secret_is_told_before_anything_runs() {
+    let mut sandbox = sandbox("true");
+    sandbox.variables.clear();
+    let error = sandbox.bad(3, &["run", "p.yaml"]);
+    insta::assert_snapshot!(error, @"error: secret `TOKEN`: the environment variable LAB_TOKEN is not set");
+}
+
+#[test]
+fn a_rotated_secret_reruns_nothing() {
+    let mut sandbox = sandbox("echo ok > outputs/out");
+    assert_eq!(sandbox.executed(&["p.yaml"]), ["a"]);
+    sandbox.variables[0].1 = "another-value".into();
+    assert_eq!(sandbox.executed(&["p.yaml"]), [""; 0]);
+}

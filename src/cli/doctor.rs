@@ -124,7 +124,7 @@ fn python(python: &Path) -> Vec<Check> {
 }
 
 fn namespaces() -> Check {
-    let probe = Command::new("/proc/self/exe").args([supervise::COMMAND, "0", "probe"]).status();
+    let probe = Command::new("/proc/self/exe").args([supervise::COMMAND, "probe"]).status();
     match probe.is_ok_and(|status| status.success()) {
         true => Check::new("processes", State::Good, "programs run in PID namespaces of their own"),
         false => Check::new(

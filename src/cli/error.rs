@@ -63,7 +63,7 @@ impl CliError {
             super::print_json(&json!({ "error": error }));
         } else if let Some(spec) = &self.spec {
             eprintln!("{}", spec.render(color).trim_end());
-            eprintln!("\n{}", self.message);
+            eprintln!("{}", self.message);
         } else {
             eprintln!("error: {}", self.message);
             if let Some(hint) = &self.hint {
@@ -76,8 +76,7 @@ impl CliError {
 
 impl From<SpecErrors> for CliError {
     fn from(errors: SpecErrors) -> Self {
-        let count = serde_json::to_value(&errors).ok().and_then(|v| v.as_array().map(Vec::len)).unwrap_or(1);
-        let message = format!("{count} error{}; nothing was changed", if count == 1 { "" } else { "s" });
+        let message = "nothing was changed".to_owned();
         Self { spec: Some(errors), ..Self::usage(message) }
     }
 }
@@ -86,6 +85,21 @@ impl From<PlanError> for CliError {
     fn from(error: PlanError) -> Self {
         let exit = if error.is_usage() { Exit::Usage } else { Exit::Environment };
         Self { exit, message: error.to_string(), hint: error.hint(), spec: None }
+    }
+}
+
+impl CliError {
+    /// Several problems as one error, each with its hint.
+    pub fn all(problems: Vec<PlanError>) -> Option<Self> {
+        let mut errors = problems.into_iter().map(Self::from);
+        let mut first = errors.next()?;
+        for error in errors {
+            let hint = first.hint.take().map(|hint| format!("\nhint: {hint}")).unwrap_or_default();
+            first.message = format!("{}{hint}\nerror: {}", first.message, error.message);
+            first.hint = error.hint;
+            first.exit = if first.exit == Exit::Usage { Exit::Usage } else { error.exit };
+        }
+        Some(first)
     }
 }
 

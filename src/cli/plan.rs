@@ -59,6 +59,9 @@ async fn plans(
 ) -> Result<Vec<Option<StagePlan>>, CliError> {
     let (store, host) = (project.store()?, project.host());
     let planner = Planner::new(pipeline, &project.catalog, &store, &host, &project.folders, refresh);
+    if let Some(error) = CliError::all(planner.problems(selected)) {
+        return Err(error);
+    }
     Ok(planner.plan(graph.order(), selected).await?)
 }
 

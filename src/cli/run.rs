@@ -75,6 +75,9 @@ pub async fn run(project: &Project, options: Options) -> Result<Exit, CliError> 
         secrets,
         jobs: options.jobs,
     };
+    if let Some(error) = CliError::all(engine.planner().problems(&engine.selected)) {
+        return Err(error);
+    }
     let mut recorder = LazyRecorder { store: store.clone(), kept: Vec::new(), out: None };
     let mut printer: Box<dyn Subscriber> = match (project.common.json, std::io::stderr().is_terminal()) {
         (true, _) => Box::new(JsonLines),
@@ -105,13 +108,13 @@ fn absolute(project: &Project) -> Result<crate::Folders, CliError> {
 
 /// The first Ctrl-C or SIGTERM asks for an end, the second insists.
 fn interrupts() -> mpsc::UnboundedReceiver<()> {
+    use tokio::signal::unix::{SignalKind, signal};
     let (sender, receiver) = mpsc::unbounded_channel();
+    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+    else {
+        return receiver;
+    };
     tokio::spawn(async move {
-        use tokio::signal::unix::{SignalKind, signal};
-        let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
-        else {
-            return;
-        };
         loop {
             tokio::select! {
                 _ = interrupt.recv() => {}

@@ -101,12 +101,13 @@ impl LocalLauncher {
         let mut command = std::process::Command::new(&self.supervisor);
         command
             .arg(supervise::COMMAND)
-            .arg(control_theirs.as_raw_fd().to_string())
             .arg(mode)
+            .arg(control_theirs.as_raw_fd().to_string())
+            .arg(events_theirs.as_raw_fd().to_string())
             .args(&launch.command)
             .env_clear()
             .envs(&launch.environment)
-            .env("CUDA_AGENT_EVENTS_FD", events_theirs.as_raw_fd().to_string())
+            .env("CUDA_AGENT_EVENTS_FD", supervise::EVENTS.to_string())
             .current_dir(&launch.folder)
             .stdin(if rows { Stdio::piped() } else { Stdio::null() })
             .stdout(output_theirs.try_clone()?)
@@ -149,7 +150,7 @@ fn namespaces_allowed(supervisor: &Path) -> bool {
     static ALLOWED: OnceLock<bool> = OnceLock::new();
     *ALLOWED.get_or_init(|| {
         let unwanted = std::env::var_os("CUDA_AGENT_NO_NAMESPACES").is_some();
-        let probe = || std::process::Command::new(supervisor).args([supervise::COMMAND, "0", "probe"]).status();
+        let probe = || std::process::Command::new(supervisor).args([supervise::COMMAND, "probe"]).status();
         !unwanted && probe().is_ok_and(|status| status.success())
     })
 }

@@ -308,8 +308,7 @@ impl Engine<'_> {
             python: self.host.python.clone(),
             launcher: self.launcher.clone(),
         });
-        let planner =
-            Planner::new(&self.pipeline, self.catalog, &self.store, self.host, &self.folders, &self.refresh);
+        let planner = self.planner();
         let (messages, inbox) = mpsc::unbounded_channel();
         let now = crate::now();
         let manifest = RunManifest {
@@ -351,6 +350,11 @@ impl Engine<'_> {
             started: Instant::now(),
         };
         run.go(interrupts).await
+    }
+
+    /// The planner that this run asks.
+    pub fn planner(&self) -> Planner<'_> {
+        Planner::new(&self.pipeline, self.catalog, &self.store, self.host, &self.folders, &self.refresh)
     }
 
     /// The pools of this run.
@@ -413,9 +417,11 @@ impl<'e, 'a> Run<'e, 'a> {
             (Ok(()), Stop::Go) => RunOutcome::Failed,
         };
         self.jobs.shutdown().await;
-        let recorded = self.end().await;
+        // What could not even be planned leaves no trace.
+        if outcome.is_ok() || self.recorded {
+            self.end().await?;
+        }
         outcome?;
-        recorded?;
         Ok(self.report)
     }
 
@@ -491,7 +497,15 @@ impl<'e, 'a> Run<'e, 'a> {
 
     async fn look(&mut self, index: usize) -> Result<(), PlanError> {
         let outputs = &self.outputs;
-        let plan = self.planner.stage(index, |producer| outputs[producer].as_ref()).await?;
+        let plan = match self.planner.stage(index, |producer| outputs[producer].as_ref()).await {
+            Ok(plan) => plan,
+            Err(error @ (PlanError::Store(_) | PlanError::Rows(_))) => return Err(error),
+            Err(error) => {
+                let failure = Failure { hint: error.hint(), ..Failure::permanent(error.to_string()) };
+                self.fail(index, failure);
+                return Ok(());
+            }
+        };
         let StagePlan { resolved: Some(resolved), verdict } = plan else {
             unreachable!("the scheduler looks only at stages whose producers are done")
         };

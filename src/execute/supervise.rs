@@ -31,19 +31,31 @@ pub const CANNOT_START: i32 = 127;
 /// Exit status of a probe where namespaces cannot be had.
 const NO_NAMESPACES: i32 = 3;
 
-/// `supervise CONTROL_FD (namespaces|plain|probe) [PROGRAM ARGUMENT…]`.
+/// The descriptor on which a program finds its events: one digit, since `sh` redirects to no other.
+pub const EVENTS: RawFd = 3;
+
+/// `supervise probe`, or `supervise (namespaces|plain) CONTROL_FD EVENTS_FD PROGRAM [ARGUMENT…]`.
 pub fn main(arguments: &[String]) -> i32 {
-    let [control, mode, program @ ..] = arguments else { return 2 };
-    match mode.as_str() {
-        "probe" => i32::from(!namespaces_work()) * NO_NAMESPACES,
-        mode => match control.parse() {
-            Ok(control) => supervise(control, mode == "namespaces", program).unwrap_or_else(|error| {
-                eprintln!("the program could not be supervised: {error}");
-                CANNOT_START
-            }),
-            Err(_) => 2,
+    match arguments {
+        [mode] if mode == "probe" => i32::from(!namespaces_work()) * NO_NAMESPACES,
+        [mode, control, events, program @ ..] => match (control.parse(), events.parse()) {
+            (Ok(control), Ok(events)) => {
+                let program = Program { events, words: program };
+                supervise(control, mode == "namespaces", &program).unwrap_or_else(|error| {
+                    eprintln!("the program could not be supervised: {error}");
+                    CANNOT_START
+                })
+            }
+            _ => 2,
         },
+        _ => 2,
     }
+}
+
+/// What to start.
+struct Program<'a> {
+    events: RawFd,
+    words: &'a [String],
 }
 
 /// Tries it in a child, since a process cannot leave a namespace again.
@@ -75,7 +87,7 @@ fn mount_proc() -> nix::Result<()> {
     mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>)
 }
 
-fn supervise(control: RawFd, namespaces: bool, program: &[String]) -> nix::Result<i32> {
+fn supervise(control: RawFd, namespaces: bool, program: &Program) -> nix::Result<i32> {
     let control = adopt(control);
     fcntl(&control, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
     prctl::set_child_subreaper(true)?;
@@ -120,18 +132,16 @@ fn number(status: WaitStatus) -> Option<i32> {
 /// Waits until the child ends. The engine's pipe says when to end it: a byte asks politely, the end of the pipe means
 /// that the engine is gone.
 fn watch(control: &OwnedFd, signals: &SignalFd, child: Pid, namespaces: bool) -> nix::Result<i32> {
-    let mut listening = true;
     loop {
         let mut polled = [
             PollFd::new(signals.as_fd(), PollFlags::POLLIN),
             PollFd::new(control.as_fd(), PollFlags::POLLIN),
         ];
-        let watched = if listening { &mut polled[..] } else { &mut polled[..1] };
-        match poll(watched, PollTimeout::NONE) {
+        match poll(&mut polled, PollTimeout::NONE) {
             Err(Errno::EINTR) => continue,
             other => other?,
         };
-        let from_engine = listening && polled[1].revents().is_some_and(|events| !events.is_empty());
+        let from_engine = polled[1].revents().is_some_and(|events| !events.is_empty());
         while let Ok(Some(signal)) = signals.read_signal() {
             if signal.ssi_signo == Signal::SIGTERM as u32 {
                 terminate(child, namespaces);
@@ -141,9 +151,10 @@ fn watch(control: &OwnedFd, signals: &SignalFd, child: Pid, namespaces: bool) ->
             let mut byte = [0u8; 1];
             match read(control, &mut byte) {
                 Ok(0) | Err(_) => {
-                    listening = false;
                     let _ = kill(child, Signal::SIGKILL);
+                    // The sweep reaps the child with all others, so there is nothing left to wait for.
                     sweep();
+                    return Ok(1000 + Signal::SIGKILL as i32);
                 }
                 Ok(_) => terminate(child, namespaces),
             }
@@ -164,7 +175,7 @@ fn terminate(child: Pid, namespaces: bool) {
 }
 
 /// Process 1 of the program's namespace: starts it, reaps orphans, and ends with it; then the kernel kills the rest.
-fn init(mask: &SigSet, status: &OwnedFd, program: &[String]) -> ! {
+fn init(mask: &SigSet, status: &OwnedFd, program: &Program) -> ! {
     let outcome = || -> nix::Result<Infallible> {
         prctl::set_pdeathsig(Signal::SIGKILL)?;
         mount_proc()?;
@@ -196,20 +207,21 @@ fn init(mask: &SigSet, status: &OwnedFd, program: &[String]) -> ! {
 }
 
 /// Becomes the program, in a session of its own.
-fn start(mask: &SigSet, program: &[String]) -> ! {
+fn start(mask: &SigSet, program: &Program) -> ! {
     let outcome = || -> Result<Infallible, String> {
         let fail = |error: Errno| error.desc().to_owned();
         prctl::set_pdeathsig(Signal::SIGKILL).map_err(fail)?;
         setsid().map_err(fail)?;
         restore_broken_pipe();
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(mask), None).map_err(fail)?;
-        let words: Result<Vec<CString>, _> = program.iter().map(|word| CString::new(word.as_str())).collect();
+        place_events(program.events).map_err(fail)?;
+        let words: Result<Vec<CString>, _> = program.words.iter().map(|word| CString::new(word.as_str())).collect();
         let words = words.map_err(|_| "a word of the command has a NUL byte".to_owned())?;
         let first = words.first().ok_or("the command is empty")?;
         execvp(first, &words).map_err(fail)
     };
     let Err(error) = outcome();
-    eprintln!("{}: {error}", program.first().map_or("", String::as_str));
+    eprintln!("{}: {error}", program.words.first().map_or("", String::as_str));
     exit_now(CANNOT_START)
 }
 
@@ -288,6 +300,18 @@ fn fork_process() -> nix::Result<ForkResult> {
 fn adopt(descriptor: RawFd) -> OwnedFd {
     // SAFETY: the number comes from the engine, which left the descriptor open for us; nobody else here uses it.
     unsafe { OwnedFd::from_raw_fd(descriptor) }
+}
+
+#[expect(unsafe_code, reason = "a descriptor known by its number; whatever had the new number is not ours any more")]
+fn place_events(events: RawFd) -> nix::Result<()> {
+    if events == EVENTS {
+        return Ok(());
+    }
+    // SAFETY: both are numbers to the system, and this process becomes another program right after.
+    let moved = unsafe { nix::libc::dup2(events, EVENTS) };
+    Errno::result(moved)?;
+    // SAFETY: the old number is of no more use.
+    Errno::result(unsafe { nix::libc::close(events) }).map(drop)
 }
 
 #[expect(unsafe_code, reason = "std ignores SIGPIPE, and an ignored signal is inherited by programs")]

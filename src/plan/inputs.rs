@@ -115,7 +115,7 @@ impl FileCache {
     /// A file or folder as an input; errors are `message; hint`.
     pub fn input(&self, path: &Path, port_type: PortType) -> Result<Input, String> {
         if !path.exists() {
-            return Err(format!("{} does not exist; paths start at the pipeline file's folder", path.display()));
+            return Err(absent(path));
         }
         let stamps = stamps(path).map_err(|error| error.to_string())?;
         let mut held = self.kept.lock().expect("no panic happens under this lock");
@@ -133,6 +133,11 @@ impl FileCache {
         };
         Ok(Input { artifact, outside: Some(Outside { path: path.to_owned(), stamps }) })
     }
+}
+
+/// What to say of a path that is not there.
+pub fn absent(path: &Path) -> String {
+    format!("{} does not exist; paths start at the pipeline file's folder", path.display())
 }
 
 fn digest_outside(path: &Path, port_type: PortType) -> Result<Artifact, ArtifactError> {

@@ -185,6 +185,43 @@ impl<'a> Planner<'a> {
         self.files.save();
     }
 
+    /// What can be told before anything starts: files that are not there, and a toolchain that is not.
+    pub fn problems(&self, selected: &[bool]) -> Vec<PlanError> {
+        let stages = self.pipeline.stages.iter().zip(selected).filter(|(_, chosen)| **chosen);
+        let mut problems = Vec::new();
+        for (stage, _) in stages {
+            for (port, source) in stage.inputs.iter().flat_map(|(port, all)| all.iter().map(move |one| (port, one))) {
+                if let Source::Path(path) = source
+                    && !path.exists()
+                {
+                    problems.push(Self::input_error(stage, port, &inputs::absent(path)));
+                }
+            }
+            if let Err(error) = self.host.toolchain(&stage.kind) {
+                problems.push(PlanError::Toolchain { stage: stage.name.clone(), error });
+            }
+            if stage.command.is_some()
+                && let Err(error) = self.command_files(stage)
+            {
+                let (location, stage) = (stage.location.to_string(), stage.name.clone());
+                problems.push(PlanError::Program { location, stage, error });
+            }
+        }
+        problems
+    }
+
+    /// `message` may go on with `; ` and a hint.
+    fn input_error(stage: &Stage, port: &str, message: &str) -> PlanError {
+        let (message, hint) = message.split_once("; ").unwrap_or((message, ""));
+        PlanError::Input {
+            location: stage.location.to_string(),
+            stage: stage.name.clone(),
+            port: port.to_owned(),
+            message: message.to_owned(),
+            hint: hint.to_owned(),
+        }
+    }
+
     /// Plans one stage; `known` tells the outputs of stages that are done.
     pub async fn stage<'k>(
         &self,
@@ -277,16 +314,8 @@ impl<'a> Planner<'a> {
                     }
                     Source::Artifact { name, tag } => inputs::tagged(self.store, name, tag).await,
                 };
-                resolved.push(input.and_then(|input| self.fits(stage, port, input)).map_err(|message| {
-                    let (message, hint) = message.split_once("; ").unwrap_or((&message, ""));
-                    PlanError::Input {
-                        location: stage.location.to_string(),
-                        stage: stage.name.clone(),
-                        port: port.clone(),
-                        message: message.to_owned(),
-                        hint: hint.to_owned(),
-                    }
-                })?);
+                let input = input.and_then(|input| self.fits(stage, port, input));
+                resolved.push(input.map_err(|message| Self::input_error(stage, port, &message))?);
             }
             inputs.insert(port.clone(), resolved);
         }
