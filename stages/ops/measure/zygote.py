@@ -166,8 +166,8 @@ def close_descriptors(*, keep):
 def keep_worker(job, result, noise):
     """The keeper: makes the namespaces, then `first` in them, tells its process id, and waits for it."""
     close_descriptors(keep=[result, noise])
+    isolation.set_dumpable(True)  # Else its own files in /proc would be closed to it.
     isolation.offer_to_memory_killer()
-    isolation.set_dumpable(True)  # Else its own /proc/self/uid_map would be closed to it.
     walls = job["walls"] and isolation.enter_namespaces()
     isolation.die_with_parent()
     if job["walls"] and not walls:
