@@ -63,6 +63,8 @@ class Zygote:
         self.scratch = os.path.join(folder, "scratch")
         self.process = None
         self.walls = True
+        # Drawn and not the process id, which two programs in PID namespaces of their own may share.
+        self.user = secrets.randbelow(1 << 30)
         self._request = {"compile": compile, "device": device}
         self._environment = environment
         os.makedirs(self.scratch, exist_ok=True)
@@ -177,7 +179,7 @@ class Zygote:
     def run(self, job):
         """Run one job in a worker of its own, to whichever end. Raises WorkerUnavailable."""
         job = {
-            **job, "nonce": secrets.token_hex(16), "walls": self.walls, "scratch": self.scratch, "user": os.getpid(),
+            **job, "nonce": secrets.token_hex(16), "walls": self.walls, "scratch": self.scratch, "user": self.user,
             "processes": MAX_THREADS + threads_of_user(),
         }  # fmt: skip
         job_descriptor = os.memfd_create("job")
