@@ -38,6 +38,8 @@ use log::Log;
 
 /// How many lines of a failed stage's log are shown.
 const LOG_TAIL: usize = 20;
+/// From so many stages on, looking them up is shared among threads.
+const WORTH_THREADS: usize = 64;
 /// How often a run says that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(20);
 
@@ -278,6 +280,7 @@ struct Run<'e, 'a> {
     context: Arc<Context>,
     scheduler: Scheduler,
     outputs: Vec<Option<Outputs>>,
+    found: HashMap<usize, (Digest, Outputs)>,
     active: HashMap<usize, Active>,
     in_flight: HashMap<Digest, usize>,
     parked: HashMap<usize, Vec<usize>>,
@@ -336,6 +339,7 @@ impl Engine<'_> {
             context,
             scheduler: self.scheduler(),
             outputs: vec![None; self.pipeline.stages.len()],
+            found: HashMap::new(),
             active: HashMap::new(),
             in_flight: HashMap::new(),
             parked: HashMap::new(),
@@ -407,6 +411,7 @@ impl<'e, 'a> Run<'e, 'a> {
             stages: self.engine.selected.iter().filter(|chosen| **chosen).count(),
             store: self.engine.store.url().to_owned(),
         });
+        self.found = self.find_hits();
         let outcome = self.steps(&mut interrupts).await;
         self.planner.save();
         // An error of planning or of the store ends the run, but not without a word in its manifest.
@@ -417,12 +422,64 @@ impl<'e, 'a> Run<'e, 'a> {
             (Ok(()), Stop::Go) => RunOutcome::Failed,
         };
         self.jobs.shutdown().await;
+        let outputs = std::mem::take(&mut self.outputs).into_iter().enumerate();
+        self.report.outputs =
+            outputs.filter_map(|(index, outputs)| Some((self.stage(index).name.clone(), outputs?))).collect();
         // What could not even be planned leaves no trace.
         if outcome.is_ok() || self.recorded {
             self.end().await?;
         }
         outcome?;
         Ok(self.report)
+    }
+
+    /// Looks up, on all cores, what a local store has already: a run that finds everything does little else. Stages that
+    /// are not found, or cannot be planned, are left to the loop.
+    fn find_hits(&self) -> HashMap<usize, (Digest, Outputs)> {
+        let mut found: HashMap<usize, (Digest, Outputs)> = HashMap::new();
+        let selected: Vec<usize> =
+            self.engine.order.iter().copied().filter(|index| self.engine.selected[*index]).collect();
+        if self.engine.store.folder().is_none() || selected.len() < WORTH_THREADS {
+            return found;
+        }
+        let mut rest = selected;
+        loop {
+            let known = |stage: &usize| producers(self.stage(*stage)).iter().all(|producer| found.contains_key(producer));
+            let (ready, later): (Vec<usize>, Vec<usize>) = rest.into_iter().partition(known);
+            let hits = self.hits_among(&ready, &found);
+            if hits.is_empty() {
+                return found;
+            }
+            found.extend(hits);
+            rest = later;
+        }
+    }
+
+    fn hits_among(
+        &self,
+        ready: &[usize],
+        found: &HashMap<usize, (Digest, Outputs)>,
+    ) -> Vec<(usize, (Digest, Outputs))> {
+        let planner = &self.planner;
+        let look = |index: &usize| {
+            let plan = planner.stage(*index, |producer| found.get(&producer).map(|(_, outputs)| outputs));
+            match futures::executor::block_on(plan) {
+                Ok(StagePlan { resolved: Some(resolved), verdict: Verdict::Hit { record } }) => {
+                    Some((*index, (resolved.key, record.outputs)))
+                }
+                _ => None,
+            }
+        };
+        if ready.len() < WORTH_THREADS {
+            return ready.iter().filter_map(look).collect();
+        }
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
+        std::thread::scope(|scope| {
+            let parts = ready.chunks(ready.len().div_ceil(threads));
+            let threads: Vec<_> =
+                parts.map(|part| scope.spawn(move || part.iter().filter_map(look).collect::<Vec<_>>())).collect();
+            threads.into_iter().flat_map(|thread| thread.join().expect("looking up does not panic")).collect()
+        })
     }
 
     async fn steps(&mut self, interrupts: &mut mpsc::UnboundedReceiver<()>) -> Result<(), PlanError> {
@@ -496,6 +553,10 @@ impl<'e, 'a> Run<'e, 'a> {
     }
 
     async fn look(&mut self, index: usize) -> Result<(), PlanError> {
+        if let Some((key, outputs)) = self.found.remove(&index) {
+            self.hit(index, key, outputs);
+            return Ok(());
+        }
         let outputs = &self.outputs;
         let plan = match self.planner.stage(index, |producer| outputs[producer].as_ref()).await {
             Ok(plan) => plan,
@@ -510,12 +571,7 @@ impl<'e, 'a> Run<'e, 'a> {
             unreachable!("the scheduler looks only at stages whose producers are done")
         };
         match verdict {
-            Verdict::Hit { record } => {
-                self.enter(index, Some(resolved.key), "hit", None);
-                self.report.hits += 1;
-                self.tell(RunEvent::StageHit { stage: self.stage(index).name.clone() });
-                self.done(index, record.outputs);
-            }
+            Verdict::Hit { record } => self.hit(index, resolved.key, record.outputs),
             Verdict::Miss { reasons, generation } => {
                 if let Some(lack) = self.engine.pools().lack(&self.scheduler_need(index)) {
                     let failure = Failure::permanent(format!("needs {lack}"))
@@ -537,6 +593,13 @@ impl<'e, 'a> Run<'e, 'a> {
             Verdict::Pending { .. } => unreachable!("a resolved stage is not pending"),
         }
         Ok(())
+    }
+
+    fn hit(&mut self, index: usize, key: Digest, outputs: Outputs) {
+        self.enter(index, Some(key), "hit", None);
+        self.report.hits += 1;
+        self.tell(RunEvent::StageHit { stage: self.stage(index).name.clone() });
+        self.done(index, outputs);
     }
 
     fn scheduler_need(&self, index: usize) -> cuda_agent_protocol::manifest::Resources {
@@ -648,7 +711,6 @@ impl<'e, 'a> Run<'e, 'a> {
     }
 
     fn done(&mut self, index: usize, outputs: Outputs) {
-        self.report.outputs.insert(self.stage(index).name.clone(), outputs.clone());
         self.outputs[index] = Some(outputs);
         self.scheduler.finish(index, true);
         self.release_parked(index);
@@ -731,8 +793,8 @@ impl<'e, 'a> Run<'e, 'a> {
     }
 
     async fn end(&mut self) -> Result<(), StoreError> {
-        let selected = (0..self.outputs.len()).filter(|index| self.engine.selected[*index]);
-        for index in selected.collect::<Vec<_>>() {
+        let count = self.engine.pipeline.stages.len();
+        for index in (0..count).filter(|index| self.engine.selected[*index]) {
             let name = &self.stage(index).name;
             if !self.manifest.stages.contains_key(name) {
                 self.enter(index, None, "waiting", None);
@@ -741,7 +803,7 @@ impl<'e, 'a> Run<'e, 'a> {
         self.manifest.ended_at = Some(crate::now());
         let recorded = self.record_run(self.report.outcome.name()).await;
         let _ = std::fs::remove_dir(self.context.folders.work.join(&self.context.run));
-        let skipped = (0..self.outputs.len()).filter(|index| self.scheduler.state(*index) == State::Skipped).count();
+        let skipped = (0..count).filter(|index| self.scheduler.state(*index) == State::Skipped).count();
         self.tell(RunEvent::RunFinished {
             outcome: self.report.outcome,
             duration_s: self.started.elapsed().as_secs_f64(),

@@ -6,6 +6,7 @@
 
 pub mod record;
 
+use std::io::Read;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -102,7 +103,7 @@ impl Store {
     /// Reads a whole object; `None` where there is none.
     pub async fn read(&self, name: &str) -> Result<Option<Bytes>, StoreError> {
         if let Some(path) = self.local(name) {
-            return match std::fs::read(&path) {
+            return match read_file(&path) {
                 Ok(bytes) => Ok(Some(bytes.into())),
                 Err(error) if is_absent(&error) => Ok(None),
                 Err(error) => Err(self.error("read", name, error)),
@@ -413,6 +414,19 @@ pub fn blob_name(digest: &Digest) -> String {
 
 fn record_name(key: &Digest, generation: u32) -> String {
     format!("{LAYOUT}/records/{key}/{generation:08}")
+}
+
+/// Reads a file; most are small, and those take one read and no look at their size.
+fn read_file(path: &FilePath) -> std::io::Result<Vec<u8>> {
+    const SMALL: usize = 16 * 1024;
+    let mut file = std::fs::File::open(path)?;
+    let mut bytes = vec![0; SMALL];
+    let count = file.read(&mut bytes)?;
+    bytes.truncate(count);
+    if count == SMALL {
+        file.read_to_end(&mut bytes)?;
+    }
+    Ok(bytes)
 }
 
 fn is_absent(error: &std::io::Error) -> bool {
