@@ -138,7 +138,8 @@ def work(program):
 
     check_params(program.params)
     table = read_measured(program)
-    judge = Judge(program.params, read_references(program))
+    references = read_references(program)
+    judge = Judge(program.params, references)
     funnel, kept, rejected = report.Funnel(), [], []
     for index, facts in enumerate(table.to_pylist()):
         found = judge.judge(facts)
@@ -152,7 +153,7 @@ def work(program):
     path = program.output_path("tasks")
     pyarrow.parquet.write_table(table.take(pyarrow.array(kept, pyarrow.int64())), path)
     program.write_table("rejected", rejected)
-    report.write(program.output_path("report"), funnel.as_json(rules.ALL_RULES, program.params, judge.skipped))
+    report.write(program.output_path("report"), funnel.as_json(rules.ALL_RULES, program.params, judge.skipped, len(references)))
     program.progress(table.num_rows, table.num_rows, "tasks")
     program.log(f"kept {len(kept)} of {table.num_rows} tasks")
 

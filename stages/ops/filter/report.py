@@ -21,8 +21,9 @@ class Funnel:
         for rule in rules:
             self.failing[rule] = self.failing.get(rule, 0) + 1
 
-    def as_json(self, rules, params, skipped):
+    def as_json(self, rules, params, skipped, references):
         return {
+            "references": references,
             "in": self.rows_in,
             "kept": self.kept,
             "total_in": sum(self.rows_in.values()),
@@ -77,6 +78,7 @@ def markdown(summary):
     return (
         "# Which tasks were kept\n\n"
         + _table(["", "total", *categories], flow)
+        + f"\n\nReference programs to keep apart from: {summary['references']}."
         + "\n\nRules in the order in which they are applied. A task is *rejected* by the first rule that it fails; "
         "*failing* counts every rule that it fails, of those that look at it alone.\n\n"
         + _table(["rule", "reason", "rejected", "failing", *categories], rules)

@@ -55,6 +55,8 @@ FACTS = {
     "compile_s": FLOAT,
     "peak_memory_bytes": INT,
     "total_s": FLOAT,
+    "device": TEXT,
+    "torch": TEXT,
 }
 
 _PYTHON = {BOOL: (bool,), INT: (int,), FLOAT: (float, int), TEXT: (str,)}

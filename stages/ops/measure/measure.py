@@ -4,6 +4,7 @@ This is the program that the engine starts: it checks the request against the ma
 watches workers, `zygote` forks them, `task_worker` measures inside one, `isolation` is the walls, `columns` the facts.
 """
 
+import importlib.metadata
 import os
 import platform
 import re
@@ -128,6 +129,12 @@ def job_for(program, row, device, limits):
     }
 
 
+def provenance(program):
+    """What every row was measured with, so that a published row says it by itself."""
+    model = program.device["model"] if program.device else platform.processor()
+    return {"device": model, "torch": importlib.metadata.version("torch")}
+
+
 def answer_row(program, server, row, device, limits):
     """Measure one row. Where no worker could be had, say so and go on with a new zygote: the task is not to blame."""
     if not isinstance(row["columns"].get("code"), str):
@@ -136,7 +143,7 @@ def answer_row(program, server, row, device, limits):
     try:
         if not server.alive():
             start(server, compile=program.params["compile"])
-        facts = supervisor.measure_task(server, job_for(program, row, device, limits))
+        facts = supervisor.measure_task(server, job_for(program, row, device, limits)) | provenance(program)
     except supervisor.WorkerUnavailable as error:
         server.stop()
         program.answer(row, status="failed", reason="no worker", detail=str(error))
