@@ -169,7 +169,8 @@ fn load_folder(path: &Path) -> Result<Kind, CatalogError> {
 pub fn source_files(folder: &Path, source: &str) -> Result<Vec<(String, PathBuf)>, ArtifactError> {
     let source = source.trim_end_matches('/');
     let files = tree::list(&folder.join(source))?.into_iter();
-    let named = files.map(|(path, real)| (if path.is_empty() { source.to_owned() } else { format!("{source}/{path}") }, real));
+    let named =
+        files.map(|(path, real)| (if path.is_empty() { source.to_owned() } else { format!("{source}/{path}") }, real));
     Ok(named.filter(|(path, _)| !path.contains("__pycache__") && !path.ends_with(".pyc")).collect())
 }
 

@@ -142,7 +142,8 @@ impl Host {
         const QUESTION: &str = "import json, platform, sys, importlib.metadata as m\n\
             print(json.dumps([platform.python_version(), [p for p in sys.path if p], \
             {d.metadata['Name']: d.version for d in m.distributions() if d.metadata['Name']}]))";
-        let no_python = |message: String| ToolchainError::NoPython { python: self.python.display().to_string(), message };
+        let no_python =
+            |message: String| ToolchainError::NoPython { python: self.python.display().to_string(), message };
         let output = std::process::Command::new(&self.python)
             .args(["-I", "-c", QUESTION])
             .output()

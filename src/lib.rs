@@ -4,18 +4,18 @@
 //! come to it as a [`catalog::Catalog`].
 
 pub mod artifact;
-pub mod digest;
-pub mod key;
-pub mod store;
 pub mod catalog;
 pub mod cli;
+pub mod digest;
 pub mod event;
 pub mod execute;
 pub mod host;
+pub mod key;
 pub mod plan;
 pub mod rows;
 pub mod schedule;
 pub mod spec;
+pub mod store;
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};

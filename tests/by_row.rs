@@ -188,7 +188,8 @@ async fn a_row_may_make_none_or_many() {
     });
     ids(&lab, &[0, 1, 2, 2], "x");
     let (_, table) = counts(&mut lab).await;
-    let pairs: Vec<_> = table.iter().map(|row| (row["id"].as_i64().unwrap(), row["square"].as_i64().unwrap())).collect();
+    let pairs: Vec<_> =
+        table.iter().map(|row| (row["id"].as_i64().unwrap(), row["square"].as_i64().unwrap())).collect();
     assert_eq!(pairs, [(1, 0), (2, 0), (2, 1), (2, 0), (2, 1)]);
 }
 

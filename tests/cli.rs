@@ -44,7 +44,10 @@ fn mistakes_are_told_with_a_hint_and_change_nothing() {
     let sandbox = demo();
     let mut told = String::new();
     sandbox.write("wrong.yaml", &PIPELINE.replace("uses: run, run: 'echo", "uses: ops/crwal, run: 'echo"));
-    sandbox.write("unknown.yaml", &PIPELINE.replace("path", "path").replace("inputs: { x: words.out }", "inputs: { x: { path: nowhere.txt } }"));
+    sandbox.write(
+        "unknown.yaml",
+        &PIPELINE.replace("path", "path").replace("inputs: { x: words.out }", "inputs: { x: { path: nowhere.txt } }"),
+    );
     for arguments in [
         &["run", "nowhere.yaml"][..],
         &["run", "wrong.yaml"],
@@ -129,4 +132,16 @@ fn doctor_looks_at_everything() {
     for name in ["machine", "gpu", "nvcc", "c++", "python", "processes", "store"] {
         assert!(names.contains(&name), "{names:?}");
     }
+}
+
+/// `data/pipeline.schema.json` is what editors are pointed to. `UPDATE_SCHEMA=1` writes it.
+#[test]
+fn the_schema_in_data_is_current() {
+    let schema = demo().good(&["schema"]);
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("data/pipeline.schema.json");
+    if std::env::var_os("UPDATE_SCHEMA").is_some() {
+        std::fs::write(&file, &schema).unwrap();
+    }
+    let kept = std::fs::read_to_string(&file).unwrap();
+    assert!(kept == schema, "run `UPDATE_SCHEMA=1 cargo test --test integration schema` and commit the file");
 }

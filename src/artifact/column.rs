@@ -5,16 +5,16 @@
 
 use arrow::array::{Array, ArrayRef, AsArray, StructArray};
 use arrow::compute::cast;
-use arrow::datatypes::{
-    DataType, Decimal128Type, Field, Fields, Float64Type, Int64Type, TimeUnit,
-};
+use arrow::datatypes::{DataType, Decimal128Type, Field, Fields, Float64Type, Int64Type, TimeUnit};
 use cuda_agent_protocol::ColumnType;
 
 use crate::digest::{Digest, context};
 
 /// A type that has no place in tables here.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("columns of type {0} are not supported (bool, integers, floats, text, binary, dates, times, decimal128, lists and structs are)")]
+#[error(
+    "columns of type {0} are not supported (bool, integers, floats, text, binary, dates, times, decimal128, lists and structs are)"
+)]
 pub struct UnsupportedType(pub String);
 
 /// The name of a type in digests and records.
@@ -32,10 +32,8 @@ pub fn type_name(data_type: &DataType) -> Result<String, UnsupportedType> {
             format!("list<{}>", type_name(item.data_type())?)
         }
         T::Struct(fields) => {
-            let fields: Result<Vec<String>, _> = fields
-                .iter()
-                .map(|field| Ok(format!("{}:{}", field.name(), type_name(field.data_type())?)))
-                .collect();
+            let fields: Result<Vec<String>, _> =
+                fields.iter().map(|field| Ok(format!("{}:{}", field.name(), type_name(field.data_type())?))).collect();
             format!("struct<{}>", fields?.join(","))
         }
         T::Date32 | T::Date64 => "date".into(),
@@ -133,9 +131,8 @@ pub fn encode(array: &ArrayRef, index: usize, out: &mut Vec<u8>) {
         DataType::Decimal128(..) => out.extend(array.as_primitive::<Decimal128Type>().value(index).to_le_bytes()),
         // Dates, times and durations are integers under a name of their own.
         _ => {
-            let integers = cast(array, &DataType::Int64).or_else(|_| {
-                cast(array, &DataType::Int32).and_then(|narrow| cast(&narrow, &DataType::Int64))
-            });
+            let integers = cast(array, &DataType::Int64)
+                .or_else(|_| cast(array, &DataType::Int32).and_then(|narrow| cast(&narrow, &DataType::Int64)));
             let integers = integers.expect("canonical temporal types are integers");
             out.extend(integers.as_primitive::<Int64Type>().value(index).to_le_bytes());
         }

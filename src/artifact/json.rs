@@ -30,7 +30,11 @@ pub fn value_at(array: &ArrayRef, index: usize) -> Value {
         DataType::Struct(fields) => {
             let columns = array.as_struct().columns();
             Value::Object(
-                fields.iter().zip(columns).map(|(field, column)| (field.name().clone(), value_at(column, index))).collect(),
+                fields
+                    .iter()
+                    .zip(columns)
+                    .map(|(field, column)| (field.name().clone(), value_at(column, index)))
+                    .collect(),
             )
         }
         _ => arrow::util::display::array_value_to_string(array, index).unwrap_or_default().into(),

@@ -57,9 +57,7 @@ impl Artifact {
         let columns = self.columns.iter().filter(|column| counts(&column.name));
         InputIdentity::Table {
             rows,
-            columns: columns
-                .map(|column| (column.name.clone(), (column.column_type.clone(), column.digest)))
-                .collect(),
+            columns: columns.map(|column| (column.name.clone(), (column.column_type.clone(), column.digest))).collect(),
         }
     }
 }

@@ -184,15 +184,16 @@ pub fn columns_of(
     batches: &[RecordBatch],
     names: &[String],
 ) -> Result<Vec<(String, arrow::array::ArrayRef)>, ArtifactError> {
-    let whole = arrow::compute::concat_batches(schema, batches)
-        .map_err(|error| ArtifactError::Contract(error.to_string()))?;
+    let whole =
+        arrow::compute::concat_batches(schema, batches).map_err(|error| ArtifactError::Contract(error.to_string()))?;
     names
         .iter()
         .map(|name| {
             let array = whole
                 .column_by_name(name)
                 .ok_or_else(|| ArtifactError::Contract(format!("column `{name}` is missing")))?;
-            let array = canonical(array).map_err(|error| ArtifactError::Contract(format!("column `{name}`: {error}")))?;
+            let array =
+                canonical(array).map_err(|error| ArtifactError::Contract(format!("column `{name}`: {error}")))?;
             Ok((name.clone(), array))
         })
         .collect()
@@ -285,6 +286,9 @@ mod tests {
         check(&info, &[("n", &int), ("t", &text)], true).unwrap();
         check(&info, &[("n", &int)], false).unwrap();
         let told = check(&info, &[("n", &text), ("x", &int)], true).unwrap_err().to_string();
-        assert_eq!(told, "column `n` is int64, declared utf8; column `x` (int64) is missing; column `t` is not declared");
+        assert_eq!(
+            told,
+            "column `n` is int64, declared utf8; column `x` (int64) is missing; column `t` is not declared"
+        );
     }
 }

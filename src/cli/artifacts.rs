@@ -105,7 +105,11 @@ pub async fn export(project: &Project, options: ExportOptions) -> Result<Exit, C
     let mut made = Vec::new();
     for (port, artifact) in found.outputs {
         let table = artifact.rows.is_some();
-        let target = if alone && !table { folder.clone() } else { folder.join(attempt::artifact_name(&port, artifact.port_type)) };
+        let target = if alone && !table {
+            folder.clone()
+        } else {
+            folder.join(attempt::artifact_name(&port, artifact.port_type))
+        };
         let size = artifact.size;
         place(&store, artifact, &target).await?;
         made.push((target, size));

@@ -46,7 +46,9 @@ pub async fn doctor(project: &Project) -> Result<Exit, CliError> {
     )];
     checks.push(match host.gpus.as_slice() {
         [] => Check::new("gpu", State::Missing, "none: everything but GPU timing works"),
-        gpus => Check::new("gpu", State::Good, format!("{} × {}, driver {}", gpus.len(), gpus[0].model, gpus[0].driver)),
+        gpus => {
+            Check::new("gpu", State::Good, format!("{} × {}, driver {}", gpus.len(), gpus[0].model, gpus[0].driver))
+        }
     });
     checks.push(nvcc());
     checks.push(compiler());

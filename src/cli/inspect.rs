@@ -35,7 +35,11 @@ pub async fn show(project: &Project, options: Options) -> Result<Exit, CliError>
         text.push_str(&in_words(port, artifact, &value, options.full));
         values.insert(port.clone(), value);
     }
-    if project.common.json { print_json(&values) } else { print(&text) }
+    if project.common.json {
+        print_json(&values)
+    } else {
+        print(&text)
+    }
     Ok(Exit::Done)
 }
 
@@ -49,7 +53,8 @@ async fn described(store: &Store, artifact: &Artifact, count: usize) -> Result<V
         value["head"] = head.iter().flat_map(rows_json::rows).map(Value::Object).collect();
     } else {
         let entries = store.tree_entries(artifact).await?.ok_or_else(gone)?;
-        value["files"] = entries.iter().map(|e| json!({ "path": e.path, "size": e.size, "digest": e.digest })).collect();
+        value["files"] =
+            entries.iter().map(|e| json!({ "path": e.path, "size": e.size, "digest": e.digest })).collect();
     }
     Ok(value)
 }
@@ -63,10 +68,12 @@ fn in_words(port: &str, artifact: &Artifact, value: &Value, full: bool) -> Strin
     let size = schedule::bytes(artifact.size);
     let Some(rows) = artifact.rows else {
         let files = value["files"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let mut text = format!("{port}: {}, {} files, {size}, {}\n", artifact.port_type, files.len(), artifact.digest.short());
+        let mut text =
+            format!("{port}: {}, {} files, {size}, {}\n", artifact.port_type, files.len(), artifact.digest.short());
         for file in files.iter().take(40) {
             let size = schedule::bytes(file["size"].as_u64().unwrap_or(0));
-            text.push_str(&format!("  {:<48} {size}\n", file["path"].as_str().unwrap_or_default()));
+            let path = file["path"].as_str().filter(|path| !path.is_empty()).unwrap_or("(the file itself)");
+            text.push_str(&format!("  {path:<48} {size}\n"));
         }
         if files.len() > 40 {
             text.push_str(&format!("  and {} more\n", files.len() - 40));

@@ -31,7 +31,9 @@ pub struct Builtins {
 
 #[derive(Parser)]
 #[command(name = "cuda-agent", version, about, disable_help_subcommand = true, max_term_width = 100)]
-#[command(after_help = "Exit status: 0 done, 1 a stage failed, 2 bad usage or pipeline, 3 store or machine, 130 interrupted.")]
+#[command(
+    after_help = "Exit status: 0 done, 1 a stage failed, 2 bad usage or pipeline, 3 store or machine, 130 interrupted."
+)]
 struct Cli {
     #[command(flatten)]
     common: Common,

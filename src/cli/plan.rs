@@ -165,7 +165,11 @@ pub async fn explain(project: &Project, options: ExplainOptions) -> Result<Exit,
         text.push_str(&described(&pipeline, index, plan));
         values.push(value);
     }
-    if project.common.json { print_json(&values) } else { print(&text) }
+    if project.common.json {
+        print_json(&values)
+    } else {
+        print(&text)
+    }
     Ok(Exit::Done)
 }
 
@@ -203,7 +207,11 @@ fn described(pipeline: &Pipeline, index: usize, plan: &StagePlan) -> String {
         for (port, artifact) in &record.outputs {
             let rows = artifact.rows.map(|rows| format!("{rows} rows, ")).unwrap_or_default();
             let size = schedule::bytes(artifact.size);
-            text.push_str(&format!("  output   {port}: {}, {rows}{size}, {}\n", artifact.port_type, artifact.digest.short()));
+            text.push_str(&format!(
+                "  output   {port}: {}, {rows}{size}, {}\n",
+                artifact.port_type,
+                artifact.digest.short()
+            ));
         }
         text.push_str(&format!("  made by  run {} in {} s\n", record.run, record.duration_s));
     }

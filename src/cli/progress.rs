@@ -125,7 +125,14 @@ fn failed(stage: &str, message: &str, hint: Option<&str>, log_tail: &[String]) -
     text
 }
 
-fn summary(outcome: RunOutcome, duration_s: f64, hits: usize, executed: usize, failed: usize, skipped: usize) -> String {
+fn summary(
+    outcome: RunOutcome,
+    duration_s: f64,
+    hits: usize,
+    executed: usize,
+    failed: usize,
+    skipped: usize,
+) -> String {
     let took = seconds(Duration::from_secs_f64(duration_s));
     let mut parts = vec![format!("{executed} executed"), format!("{hits} up to date")];
     if failed > 0 {

@@ -31,7 +31,8 @@ pub struct Project {
 impl Project {
     /// Finds the project file here or above, and loads the stage kinds.
     pub fn open(common: &Common, builtins: &Builtins) -> Result<Self, CliError> {
-        let here = std::env::current_dir().map_err(|error| CliError::environment(format!("current folder: {error}")))?;
+        let here =
+            std::env::current_dir().map_err(|error| CliError::environment(format!("current folder: {error}")))?;
         let found = here.ancestors().map(|folder| folder.join(PROJECT_FILE)).find(|file| file.is_file());
         let settings = match &found {
             Some(file) => spec::parse_project(&read(file)?, &shown(file, &here))?,
@@ -87,8 +88,9 @@ impl Project {
         }
         let last = std::fs::read_to_string(self.last_file()).ok().map(PathBuf::from);
         last.filter(|file| file.is_file()).ok_or_else(|| {
-            CliError::usage("no pipeline is named")
-                .with_hint("name one (`cuda-agent run pipelines/quickstart.yaml`), or set `pipeline:` in cuda-agent.yaml")
+            CliError::usage("no pipeline is named").with_hint(
+                "name one (`cuda-agent run pipelines/quickstart.yaml`), or set `pipeline:` in cuda-agent.yaml",
+            )
         })
     }
 
@@ -107,9 +109,9 @@ impl Project {
     /// Reads a pipeline, or tells all that is wrong with it.
     pub fn pipeline(&self, file: &Path) -> Result<Pipeline, CliError> {
         let overrides = self.common.params.iter().map(|text| {
-            let (name, value) = text.split_once('=').ok_or_else(|| {
-                CliError::usage(format!("`-p {text}` has no `=`")).with_hint("write `-p name=value`")
-            })?;
+            let (name, value) = text
+                .split_once('=')
+                .ok_or_else(|| CliError::usage(format!("`-p {text}` has no `=`")).with_hint("write `-p name=value`"))?;
             Ok((name.to_owned(), value.to_owned()))
         });
         let overrides = overrides.collect::<Result<Vec<_>, CliError>>()?;
@@ -118,7 +120,8 @@ impl Project {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
             _ => PathBuf::from("."),
         };
-        let folder = folder.canonicalize().map_err(|error| CliError::usage(format!("{}: {error}", folder.display())))?;
+        let folder =
+            folder.canonicalize().map_err(|error| CliError::usage(format!("{}: {error}", folder.display())))?;
         let include = |path: &Path| std::fs::read_to_string(path);
         Ok(spec::parse_pipeline(&text, file, &folder, &self.catalog, &overrides, &include)?)
     }

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::project::Project;
 use super::{CliError, Exit, print, print_json};
 use crate::digest::Digest;
-use crate::execute::file_name;
+use crate::execute::{file_name, live_log};
 use crate::store::{RunManifest, Store};
 
 /// Options of `status`.
@@ -52,8 +52,11 @@ async fn run_named(store: &Store, name: Option<&str>) -> Result<RunManifest, Cli
     };
     let Some(id) = id else {
         return Err(match name {
-            None => CliError::usage(format!("no run is recorded in {}", store.url())).with_hint("`cuda-agent run` makes one"),
-            Some(name) => CliError::usage(format!("there is no run `{name}`")).with_hint("`cuda-agent runs` lists them"),
+            None => CliError::usage(format!("no run is recorded in {}", store.url()))
+                .with_hint("`cuda-agent run` makes one"),
+            Some(name) => {
+                CliError::usage(format!("there is no run `{name}`")).with_hint("`cuda-agent runs` lists them")
+            }
         });
     };
     store.run(&id).await?.ok_or_else(|| CliError::environment(format!("the manifest of run {id} is gone")))
@@ -121,7 +124,7 @@ pub async fn log(project: &Project, options: LogOptions) -> Result<Exit, CliErro
     };
     for id in &ids {
         // A stage that runs now has its log on this machine.
-        let live = project.folders.work.join(id).join(file_name(&options.stage)).join("log");
+        let live = live_log(&project.folders, id, &options.stage);
         let bytes = match store.log(id, &name).await? {
             Some(bytes) => Some(bytes.to_vec()),
             None => std::fs::read(live).ok(),

@@ -55,12 +55,14 @@ pub async fn prepare(
     rows: Option<u64>,
     deadline_unix_s: Option<f64>,
 ) -> Result<Attempt, Failure> {
-    for name in ["inputs", "outputs", "tmp", "home"] {
+    for name in ["outputs", "tmp"] {
         let folder = folder.join(name);
         fs::create_dir_all(&folder).map_err(ArtifactError::io(&folder))?;
     }
     let state_dir = job.state_folder();
-    fs::create_dir_all(&state_dir).map_err(ArtifactError::io(&state_dir))?;
+    if job.stage().command.is_none() {
+        fs::create_dir_all(&state_dir).map_err(ArtifactError::io(&state_dir))?;
+    }
     let request = Request {
         protocol: PROTOCOL_VERSION,
         stage: job.stage().name.clone(),
@@ -68,7 +70,13 @@ pub async fn prepare(
         params: job.stage().params.clone().into_iter().collect(),
         seed: job.seed(),
         inputs: place_inputs(job, folder).await?,
-        outputs: job.stage().kind.outputs.iter().map(|(port, output)| (port.clone(), output_request(port, output))).collect(),
+        outputs: job
+            .stage()
+            .kind
+            .outputs
+            .iter()
+            .map(|(port, output)| (port.clone(), output_request(port, output)))
+            .collect(),
         by_row: rows.zip(job.stage().kind.by_row.as_ref()).map(|(total, by_row)| ByRowRequest {
             port: by_row.port.clone(),
             columns: job.stage().kind.inputs[&by_row.port].columns.keys().cloned().collect(),
@@ -134,8 +142,10 @@ pub async fn place(store: &Store, input: &Input, target: &Path) -> Result<(), Fa
         return Ok(copy_outside(&outside.path, target)?);
     }
     let artifact = &input.artifact;
-    let gone = || Failure::environment(format!("the store no longer has what this stage reads (blob {})", artifact.blob))
-        .with_hint("run again: the stage that made it will be executed once more");
+    let gone = || {
+        Failure::environment(format!("the store no longer has what this stage reads (blob {})", artifact.blob))
+            .with_hint("run again: the stage that made it will be executed once more")
+    };
     if artifact.rows.is_some() {
         return if store.fetch_blob(&artifact.blob, target).await? { Ok(()) } else { Err(gone()) };
     }
@@ -198,7 +208,7 @@ fn command(job: &Job, folder: &Path) -> Result<(Vec<String>, Vec<PathBuf>), Fail
             fs::copy(real, &path).map_err(ArtifactError::io(real))?;
         }
         return Ok(match command {
-            Command::Shell(text) => (vec!["sh".into(), "-euc".into(), text.clone()], Vec::new()),
+            Command::Shell(text) => (vec!["/bin/sh".into(), "-euc".into(), text.clone()], Vec::new()),
             Command::Words(words) => (words.clone(), Vec::new()),
         });
     }
@@ -230,9 +240,8 @@ fn install(job: &Job) -> Result<(PathBuf, String, Vec<String>), Failure> {
             (files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.to_vec())).collect(), folder.clone())
         }
         ProgramFiles::Disk { files, folder } => {
-            let read = |(name, real): &(String, PathBuf)| {
-                Ok((name.clone(), fs::read(real).map_err(ArtifactError::io(real))?))
-            };
+            let read =
+                |(name, real): &(String, PathBuf)| Ok((name.clone(), fs::read(real).map_err(ArtifactError::io(real))?));
             (files.iter().map(read).collect::<Result<_, ArtifactError>>()?, folder.clone())
         }
     };
@@ -272,7 +281,7 @@ fn environment(job: &Job, folder: &Path, grant: &ResourceGrant, search: &[PathBu
     let mut set = |name: &str, value: String| environment.insert(name.to_owned(), value);
     SAFE.iter().for_each(|(name, value)| drop(set(name, (*value).to_owned())));
     if !job.stage().kind.env.iter().any(|name| name == "HOME") {
-        set("HOME", folder.join("home").display().to_string());
+        set("HOME", folder.join("tmp").display().to_string());
     }
     set("TMPDIR", folder.join("tmp").display().to_string());
     set("CUDA_AGENT_REQUEST", folder.join("request.json").display().to_string());

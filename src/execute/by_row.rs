@@ -358,11 +358,8 @@ impl<'a> Driver<'a> {
             };
             let digest = self.rows.digests[row];
             let columns = self.rows.columns.iter().map(|(name, array)| (name.clone(), json::value_at(array, row)));
-            let input = RowInput {
-                row: digest.to_string(),
-                seed: row_seed(stage_seed, &digest),
-                columns: columns.collect(),
-            };
+            let input =
+                RowInput { row: digest.to_string(), seed: row_seed(stage_seed, &digest), columns: columns.collect() };
             worker.in_flight.push((row, Instant::now()));
             // The channel holds a whole window, so this never waits; a program that is gone ends by itself.
             let _ = sender.try_send(input);
@@ -457,7 +454,9 @@ impl<'a> Driver<'a> {
                 worker.in_flight.len()
             )));
         }
-        if worker.in_flight.is_empty() || matches!(exit, Exit::NotStarted(_) | Exit::Code(super::supervise::CANNOT_START)) {
+        if worker.in_flight.is_empty()
+            || matches!(exit, Exit::NotStarted(_) | Exit::Code(super::supervise::CANNOT_START))
+        {
             self.deaths += 1;
             if worker.answered == 0 || self.deaths >= DEATHS {
                 return Err(Failure::new(stage::described(exit)));

@@ -10,6 +10,7 @@ pub mod log;
 pub mod publish;
 pub mod stage;
 pub mod supervise;
+mod work;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -160,9 +161,9 @@ impl Job {
         self.stage().params.get("seed").and_then(serde_json::Value::as_i64).unwrap_or(0)
     }
 
-    /// Where this attempt works.
+    /// Where this attempt works. Folders are few and flat, since making one costs a third of a millisecond on ext4.
     pub fn attempt_folder(&self) -> PathBuf {
-        stage_folder(&self.context, self.stage()).join(format!("attempt-{}", self.attempt))
+        attempt_folder(&self.context, self.stage(), self.attempt)
     }
 
     /// Where checkpoints and journals are: by base key where there is one, so that other rows find it too.
@@ -193,8 +194,14 @@ impl Job {
     }
 }
 
-fn stage_folder(context: &Context, stage: &Stage) -> PathBuf {
-    context.folders.work.join(&context.run).join(file_name(&stage.name))
+fn attempt_folder(context: &Context, stage: &Stage, attempt: u32) -> PathBuf {
+    let again = if attempt > 1 { format!("~{attempt}") } else { String::new() };
+    context.folders.work.join(&context.run).join(format!("{}{again}", file_name(&stage.name)))
+}
+
+/// Where the log of a stage is while it runs.
+pub fn live_log(folders: &Folders, run: &str, stage: &str) -> PathBuf {
+    folders.work.join(run).join(format!("{}.log", file_name(stage)))
 }
 
 /// A stage's name as a file name: a cell's name may hold anything.
@@ -290,6 +297,8 @@ struct Run<'e, 'a> {
     stop: watch::Sender<Stop>,
     manifest: RunManifest,
     recorded: bool,
+    alive: Option<work::Alive>,
+    kept: BTreeSet<String>,
     subscribers: &'e mut [&'e mut dyn Subscriber],
     report: Report,
     started: Instant,
@@ -349,6 +358,8 @@ impl Engine<'_> {
             stop: watch::Sender::new(Stop::Go),
             manifest,
             recorded: false,
+            alive: None,
+            kept: BTreeSet::new(),
             subscribers,
             report,
             started: Instant::now(),
@@ -444,7 +455,8 @@ impl<'e, 'a> Run<'e, 'a> {
         }
         let mut rest = selected;
         loop {
-            let known = |stage: &usize| producers(self.stage(*stage)).iter().all(|producer| found.contains_key(producer));
+            let known =
+                |stage: &usize| producers(self.stage(*stage)).iter().all(|producer| found.contains_key(producer));
             let (ready, later): (Vec<usize>, Vec<usize>) = rest.into_iter().partition(known);
             let hits = self.hits_among(&ready, &found);
             if hits.is_empty() {
@@ -616,12 +628,11 @@ impl<'e, 'a> Run<'e, 'a> {
         let secrets: Vec<(String, String)> =
             names.filter_map(|name| Some((name.clone(), self.engine.secrets.get(name)?.clone()))).collect();
         let values: Vec<String> = secrets.iter().map(|(_, value)| value.clone()).collect();
-        let folder = stage_folder(&self.context, stage);
-        let _ = std::fs::create_dir_all(&folder);
+        let log_file = live_log(&self.context.folders, &self.context.run, &stage.name);
         let active = self.active.get_mut(&index).expect("a started stage is active");
         active.attempt += 1;
         active.started = Instant::now();
-        let log = active.log.get_or_insert_with(|| Arc::new(Mutex::new(Log::create(&folder.join("log"), &values))));
+        let log = active.log.get_or_insert_with(|| Arc::new(Mutex::new(Log::create(&log_file, &values))));
         let log = log.clone();
         let (widen, grants) = mpsc::unbounded_channel();
         active.widen = Some(widen);
@@ -666,11 +677,13 @@ impl<'e, 'a> Run<'e, 'a> {
         match outcome {
             Ok(record) => {
                 let duration_s = active.started.elapsed().as_secs_f64();
-                let key = active.resolved.key;
+                let (key, attempts) = (active.resolved.key, active.attempt);
                 self.keep_log(index, true).await;
                 self.enter(index, Some(key), "done", None);
                 self.report.executed.push(stage.name.clone());
-                let _ = std::fs::remove_dir_all(stage_folder(&self.context, stage));
+                for attempt in 1..attempts {
+                    let _ = std::fs::remove_dir_all(attempt_folder(&self.context, stage, attempt));
+                }
                 let finished = StageOutcome::Done;
                 self.tell(RunEvent::StageFinished {
                     stage: stage.name.clone(),
@@ -728,6 +741,12 @@ impl<'e, 'a> Run<'e, 'a> {
         let active = self.active.remove(&index);
         let key = active.as_ref().map(|active| active.resolved.key);
         let duration_s = active.as_ref().map_or(0.0, |active| active.started.elapsed().as_secs_f64());
+        if let Some(active) = &active
+            && !failure.cancelled
+        {
+            let folder = attempt_folder(&self.context, stage, active.attempt);
+            self.kept.extend(folder.file_name().map(|name| name.to_string_lossy().into_owned()));
+        }
         let log = active.and_then(|active| active.log);
         let log_tail = log.map(|log| log.lock().expect("no panic happens under this lock").last_lines(LOG_TAIL));
         let outcome = if failure.cancelled {
@@ -763,11 +782,12 @@ impl<'e, 'a> Run<'e, 'a> {
             log.flush();
             log.is_empty()
         };
+        let file = live_log(&self.context.folders, &self.context.run, &stage.name);
+        let bytes = std::fs::read(&file).unwrap_or_default();
+        let _ = std::fs::remove_file(&file);
         if empty && succeeded {
             return;
         }
-        let file = stage_folder(&self.context, stage).join("log");
-        let bytes = std::fs::read(file).unwrap_or_default();
         let name = format!("{}.log", file_name(&stage.name));
         if let Err(error) = self.engine.store.put_log(&self.context.run, &name, bytes.into()).await {
             let message = format!("its log could not be kept: {error}");
@@ -780,9 +800,14 @@ impl<'e, 'a> Run<'e, 'a> {
         self.manifest.stages.insert(self.stage(index).name.clone(), entry);
     }
 
-    /// The manifest is in the store before anything else is written: gc reads it.
+    /// Before the first program: the manifest is in the store before anything else is written (gc reads it), and this
+    /// run's work folder is marked as alive.
     async fn record_once(&mut self) -> Result<(), StoreError> {
-        if self.recorded { Ok(()) } else { self.record_run("running").await }
+        if self.recorded {
+            return Ok(());
+        }
+        self.alive = work::claim(&self.context.folders.work, &self.context.run);
+        self.record_run("running").await
     }
 
     async fn record_run(&mut self, outcome: &str) -> Result<(), StoreError> {
@@ -802,7 +827,9 @@ impl<'e, 'a> Run<'e, 'a> {
         }
         self.manifest.ended_at = Some(crate::now());
         let recorded = self.record_run(self.report.outcome.name()).await;
-        let _ = std::fs::remove_dir(self.context.folders.work.join(&self.context.run));
+        if let Some(alive) = self.alive.take() {
+            work::release(alive, &self.context.folders.work, &self.context.run, &self.kept);
+        }
         let skipped = (0..count).filter(|index| self.scheduler.state(*index) == State::Skipped).count();
         self.tell(RunEvent::RunFinished {
             outcome: self.report.outcome,

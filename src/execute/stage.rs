@@ -21,11 +21,26 @@ pub async fn execute(job: &mut Job) -> Result<Record, Failure> {
         true => by_row::execute(job, &folder).await,
         false => whole(job, &folder).await,
     };
-    // The folder of a failure is kept to be looked at; the next run of the stage clears it.
-    if outcome.is_ok() {
-        let _ = std::fs::remove_dir_all(&folder);
+    // The folder of a failure is kept to be looked at; the next run clears it.
+    if let Ok(record) = &outcome {
+        if !can_wait(&folder, &record.outputs) {
+            let _ = std::fs::remove_dir_all(&folder);
+        }
+        // The state folder goes too, unless the program left a checkpoint in it.
+        if job.stage().command.is_none() {
+            let _ = std::fs::remove_dir(job.state_folder());
+        }
     }
     outcome
+}
+
+/// Whether a finished attempt's folder may stay until the run ends: it holds no copies of inputs, no temporary files and
+/// no large outputs. ext4 looks for a place for a new file ever longer while others are being deleted, so a pipeline of
+/// many small stages is twice as fast when it deletes at its end.
+fn can_wait(folder: &Path, outputs: &Outputs) -> bool {
+    const SMALL: u64 = 64 * 1024;
+    let empty = |name: &str| std::fs::read_dir(folder.join(name)).map_or(true, |mut items| items.next().is_none());
+    outputs.values().map(|output| output.size).sum::<u64>() < SMALL && empty("inputs") && empty("tmp")
 }
 
 async fn whole(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
@@ -151,8 +166,10 @@ pub async fn publish_outputs(job: &Job, folder: &Path, closed: bool) -> Result<O
     for (port, inputs) in &job.resolved.inputs {
         if let Some(input) = inputs.iter().find(|input| !input.is_unchanged()) {
             let path = input.outside.as_ref().map(|outside| outside.path.display().to_string()).unwrap_or_default();
-            return Err(Failure::new(format!("input `{port}` changed while the stage ran ({path}), so nothing was published"))
-                .with_hint("run again once nobody writes to it"));
+            return Err(Failure::new(format!(
+                "input `{port}` changed while the stage ran ({path}), so nothing was published"
+            ))
+            .with_hint("run again once nobody writes to it"));
         }
     }
     let mut outputs = Outputs::new();
@@ -160,10 +177,13 @@ pub async fn publish_outputs(job: &Job, folder: &Path, closed: bool) -> Result<O
         let path = folder.join("outputs").join(attempt::artifact_name(port, declared.port_type));
         let redactor = super::log::Redactor::new(&job.secret_values());
         let artifact = publish(&job.context.store, port, declared, closed, &path, &redactor).await;
-        outputs.insert(port.clone(), artifact.map_err(|error| match error {
-            PublishError::Store(error) => Failure::from(error),
-            other => Failure::new(other.to_string()),
-        })?);
+        outputs.insert(
+            port.clone(),
+            artifact.map_err(|error| match error {
+                PublishError::Store(error) => Failure::from(error),
+                other => Failure::new(other.to_string()),
+            })?,
+        );
     }
     Ok(outputs)
 }

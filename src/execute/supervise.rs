@@ -133,10 +133,8 @@ fn number(status: WaitStatus) -> Option<i32> {
 /// that the engine is gone.
 fn watch(control: &OwnedFd, signals: &SignalFd, child: Pid, namespaces: bool) -> nix::Result<i32> {
     loop {
-        let mut polled = [
-            PollFd::new(signals.as_fd(), PollFlags::POLLIN),
-            PollFd::new(control.as_fd(), PollFlags::POLLIN),
-        ];
+        let mut polled =
+            [PollFd::new(signals.as_fd(), PollFlags::POLLIN), PollFd::new(control.as_fd(), PollFlags::POLLIN)];
         match poll(&mut polled, PollTimeout::NONE) {
             Err(Errno::EINTR) => continue,
             other => other?,

@@ -114,11 +114,7 @@ pub fn difference(old: &Preimage, new: &Preimage, producers: &BTreeMap<String, S
         reasons.push(MissReason::OutputsChanged);
     }
     for (name, old, new) in changed(&old.env, &new.env) {
-        reasons.push(MissReason::EnvironmentChanged {
-            name,
-            old: old.cloned().flatten(),
-            new: new.cloned().flatten(),
-        });
+        reasons.push(MissReason::EnvironmentChanged { name, old: old.cloned().flatten(), new: new.cloned().flatten() });
     }
     for (name, old, new) in changed(&old.toolchain, &new.toolchain) {
         reasons.push(MissReason::ToolchainChanged { name, old: old.cloned(), new: new.cloned() });

@@ -172,7 +172,9 @@ pub async fn download(url: &str, digest: &str, port_type: PortType, cache: &Path
         let partial = path.with_extension(format!("{}", std::process::id()));
         let folder = std::fs::create_dir_all(cache.join("downloads"));
         let written = folder.and_then(|()| std::fs::write(&partial, bytes));
-        written.and_then(|()| std::fs::rename(&partial, &path)).map_err(|error| format!("{}: {error}", path.display()))?;
+        written
+            .and_then(|()| std::fs::rename(&partial, &path))
+            .map_err(|error| format!("{}: {error}", path.display()))?;
     }
     let artifact = digest_outside(&path, port_type).map_err(|error| error.to_string())?;
     let stamps = stamps(&path).map_err(|error| error.to_string())?;

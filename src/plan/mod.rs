@@ -305,7 +305,9 @@ impl<'a> Planner<'a> {
                         let outputs = known(*producer).expect("pending stages are not resolved");
                         outputs.get(output).cloned().map(Input::stored).ok_or_else(|| {
                             let name = &self.pipeline.stages[*producer].name;
-                            format!("the record of `{name}` has no output `{output}`; run it again with --refresh {name}")
+                            format!(
+                                "the record of `{name}` has no output `{output}`; run it again with --refresh {name}"
+                            )
                         })
                     }
                     Source::Path(path) => self.files.input(path, stage.kind.inputs[port].port_type),
@@ -370,10 +372,8 @@ impl<'a> Planner<'a> {
         let mut env: BTreeMap<String, Option<String>> =
             manifest.env.iter().map(|name| (name.clone(), std::env::var(name).ok())).collect();
         env.extend(stage.env.iter().map(|(name, value)| (name.clone(), Some(value.clone()))));
-        let toolchain = self
-            .host
-            .toolchain(manifest)
-            .map_err(|error| PlanError::Toolchain { stage: stage.name.clone(), error })?;
+        let toolchain =
+            self.host.toolchain(manifest).map_err(|error| PlanError::Toolchain { stage: stage.name.clone(), error })?;
         let measured = manifest.determinism == Determinism::Measured;
         Ok(Preimage {
             schema: key::SCHEMA,
@@ -423,5 +423,11 @@ fn declared_outputs(stage: &Stage) -> Value {
         let columns: Vec<Value> = port.columns.iter().map(|c| json!([c.name, c.column_type])).collect();
         json!([port.port_type, columns])
     };
-    stage.kind.outputs.iter().map(|(name, output)| (name.clone(), port(output))).collect::<serde_json::Map<_, _>>().into()
+    stage
+        .kind
+        .outputs
+        .iter()
+        .map(|(name, output)| (name.clone(), port(output)))
+        .collect::<serde_json::Map<_, _>>()
+        .into()
 }

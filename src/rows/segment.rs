@@ -61,7 +61,9 @@ impl SegmentSchema {
     pub fn batch(&self, results: &[RowResult]) -> Result<RecordBatch, ArtifactError> {
         let mut sorted: Vec<(Digest, &RowResult)> = results
             .iter()
-            .map(|result| Ok((result.row.parse::<Digest>().map_err(|e| ArtifactError::Contract(e.to_string()))?, result)))
+            .map(|result| {
+                Ok((result.row.parse::<Digest>().map_err(|e| ArtifactError::Contract(e.to_string()))?, result))
+            })
             .collect::<Result<_, ArtifactError>>()?;
         sorted.sort_by_key(|(digest, _)| *digest);
         let digests: Vec<[u8; 32]> = sorted.iter().map(|(digest, _)| digest.0).collect();
@@ -132,7 +134,8 @@ pub fn digests(bytes: Bytes) -> Result<Vec<Digest>, ArtifactError> {
         let column = batch.column(0).as_fixed_size_binary_opt();
         let column = column.ok_or_else(|| ArtifactError::Contract("row segment: no column of digests".into()))?;
         for row in column.iter().flatten() {
-            digests.push(Digest(row.try_into().map_err(|_| ArtifactError::Contract("row segment: short digest".into()))?));
+            digests
+                .push(Digest(row.try_into().map_err(|_| ArtifactError::Contract("row segment: short digest".into()))?));
         }
     }
     Ok(digests)

@@ -47,7 +47,6 @@ pub struct Store {
     url: String,
 }
 
-
 impl Store {
     /// Opens a store by URL: `file:///folder`, a plain path, or `memory://`.
     pub fn open(url: &str) -> Result<Self, StoreError> {

@@ -1,0 +1,77 @@
+//! Work folders of runs: who is alive, and whose can go.
+//!
+//! A run holds a lock on a file in its folder. What a dead run left (a killed engine's attempts, a failed attempt kept to be
+//! looked at) is removed when the next run starts its first program.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::path::Path;
+
+use nix::fcntl::{Flock, FlockArg};
+
+const MARK: &str = "alive";
+
+/// The lock of a live run.
+pub type Alive = Flock<File>;
+
+/// Marks a run's folder as alive, and removes the folders of dead runs.
+pub fn claim(work: &Path, run: &str) -> Option<Alive> {
+    let folder = work.join(run);
+    fs::create_dir_all(&folder).ok()?;
+    let alive = lock(&File::create(folder.join(MARK)).ok()?)?;
+    let others = fs::read_dir(work).ok().into_iter().flatten().filter_map(Result::ok);
+    for other in others.filter(|other| other.file_name().to_str() != Some(run)) {
+        let mark = File::open(other.path().join(MARK));
+        // A folder without a mark is being made right now, or was made by hand.
+        if mark.is_ok_and(|mark| lock(&mark).is_some()) {
+            let _ = fs::remove_dir_all(other.path());
+        }
+    }
+    Some(alive)
+}
+
+fn lock(file: &File) -> Option<Alive> {
+    Flock::lock(file.try_clone().ok()?, FlockArg::LockExclusiveNonblock).ok()
+}
+
+/// Ends a run: its folder goes, but for the attempts that `keep` names (and the mark, so that the next run finds them).
+pub fn release(alive: Alive, work: &Path, run: &str, keep: &BTreeSet<String>) {
+    let folder = work.join(run);
+    if keep.is_empty() {
+        let _ = fs::remove_dir_all(&folder);
+    } else {
+        for item in fs::read_dir(&folder).ok().into_iter().flatten().filter_map(Result::ok) {
+            let name = item.file_name().to_string_lossy().into_owned();
+            if name != MARK && !keep.contains(&name) {
+                let _ = fs::remove_dir_all(item.path());
+            }
+        }
+    }
+    drop(alive);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folders_of_dead_runs_go_and_those_of_live_ones_stay() {
+        let work = tempfile::tempdir().unwrap();
+        let live = claim(work.path(), "live").unwrap();
+        let dead = claim(work.path(), "dead").unwrap();
+        fs::write(work.path().join("dead/left"), "").unwrap();
+        drop(dead);
+        let next = claim(work.path(), "next").unwrap();
+        assert!(!work.path().join("dead").exists());
+        assert!(work.path().join("live").exists());
+        release(next, work.path(), "next", &BTreeSet::new());
+        assert!(!work.path().join("next").exists());
+        fs::create_dir(work.path().join("live/failed")).unwrap();
+        fs::create_dir(work.path().join("live/done")).unwrap();
+        release(live, work.path(), "live", &BTreeSet::from(["failed".to_owned()]));
+        assert!(work.path().join("live/failed").exists(), "a failed attempt stays to be looked at");
+        assert!(!work.path().join("live/done").exists());
+        drop(claim(work.path(), "last"));
+        assert!(!work.path().join("live").exists(), "until the next run");
+    }
+}
