@@ -21,9 +21,14 @@ pub struct Pools {
 }
 
 impl Pools {
+    /// Whether what a program needs is there.
+    pub fn fit(&self, need: &Resources) -> bool {
+        need.cpu <= self.cpus && need.memory <= self.memory && need.gpu as usize <= self.gpus.len()
+    }
+
     /// Takes what a program needs, or nothing.
     pub fn take(&mut self, need: &Resources) -> Option<ResourceGrant> {
-        if need.cpu > self.cpus || need.memory > self.memory || need.gpu as usize > self.gpus.len() {
+        if !self.fit(need) {
             return None;
         }
         self.cpus -= need.cpu;
@@ -95,6 +100,9 @@ impl State {
     }
 }
 
+/// How often narrower stages may start before the one that is first in line.
+const PATIENCE: u32 = 16;
+
 /// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -118,6 +126,8 @@ pub struct Scheduler {
     queued: BTreeSet<(std::cmp::Reverse<usize>, usize)>,
     widening: BTreeMap<usize, u32>,
     pools: Pools,
+    queued_without_cpu: usize,
+    overtaken: u32,
     unfinished: usize,
     closed: bool,
 }
@@ -145,6 +155,8 @@ impl Scheduler {
             queued: BTreeSet::new(),
             widening: BTreeMap::new(),
             pools,
+            queued_without_cpu: 0,
+            overtaken: 0,
             unfinished: selected.iter().filter(|chosen| **chosen).count(),
             closed: false,
         };
@@ -164,37 +176,49 @@ impl Scheduler {
     }
 
     /// The next step that can be taken, if any. Lookups come first: they cost nothing and may free whole branches.
-    pub fn next(&mut self) -> Option<Step> {
+    pub fn next_step(&mut self) -> Option<Step> {
         if self.closed {
             return None;
         }
         if let Some((_, stage)) = self.ready.pop_first() {
             return Some(Step::Look(stage));
         }
-        let ranks: Vec<_> = self.queued.iter().copied().collect();
-        for rank in ranks {
-            if let Some(grant) = self.pools.take(&self.needs[rank.1]) {
-                self.queued.remove(&rank);
-                self.states[rank.1] = State::Running;
-                return Some(Step::Start(rank.1, grant));
-            }
-            // What waits for more than is free must not be overtaken for ever by what needs less.
-            if self.pools.cpus == 0 {
-                return None;
-            }
+        if let Some(step) = self.start_queued() {
+            return Some(step);
         }
-        let wide = self.widening.iter().find_map(|(stage, more)| {
-            let grant = (*more > 0).then(|| self.pools.clone().take(&self.needs[*stage])).flatten();
-            grant.map(|_| *stage)
-        })?;
+        // What waits for resources must get what is given back, before a stage that runs grows wider.
+        if !self.queued.is_empty() && self.overtaken >= PATIENCE {
+            return None;
+        }
+        let fits = |stage: usize| self.pools.fit(&self.needs[stage]);
+        let wide = self.widening.iter().find(|(stage, more)| **more > 0 && fits(**stage)).map(|(stage, _)| *stage)?;
         let grant = self.pools.take(&self.needs[wide]).expect("just tried");
         *self.widening.get_mut(&wide).expect("just found") -= 1;
         Some(Step::Widen(wide, grant))
     }
 
+    fn start_queued(&mut self) -> Option<Step> {
+        if self.pools.cpus == 0 && self.queued_without_cpu == 0 {
+            return None;
+        }
+        let first = *self.queued.first()?;
+        // A wide stage must not be overtaken for ever by narrow ones.
+        let looked_at = if self.overtaken >= PATIENCE { 1 } else { usize::MAX };
+        let mut queued = self.queued.iter().copied().take(looked_at);
+        let rank = queued.find(|rank| self.pools.fit(&self.needs[rank.1]))?;
+        self.overtaken = if rank == first { 0 } else { self.overtaken + 1 };
+        self.queued.remove(&rank);
+        let stage = rank.1;
+        self.queued_without_cpu -= usize::from(self.needs[stage].cpu == 0);
+        self.states[stage] = State::Running;
+        let grant = self.pools.take(&self.needs[stage]).expect("it fits");
+        Some(Step::Start(stage, grant))
+    }
+
     /// A looked-up stage has to run.
     pub fn queue(&mut self, stage: usize) {
         self.states[stage] = State::Queued;
+        self.queued_without_cpu += usize::from(self.needs[stage].cpu == 0);
         self.queued.insert(self.rank(stage));
     }
 
@@ -308,7 +332,7 @@ mod tests {
     /// Looks everything up that can be and queues it.
     fn queue_ready(scheduler: &mut Scheduler) -> Vec<(usize, ResourceGrant)> {
         let mut started = Vec::new();
-        while let Some(step) = scheduler.next() {
+        while let Some(step) = scheduler.next_step() {
             match step {
                 Step::Look(stage) => scheduler.queue(stage),
                 Step::Start(stage, grant) | Step::Widen(stage, grant) => started.push((stage, grant)),
@@ -355,6 +379,35 @@ mod tests {
         scheduler.give_back(&started[1].1);
         scheduler.finish(1, true);
         assert_eq!(queue_ready(&mut scheduler).len(), 2);
+    }
+
+    #[test]
+    fn a_wide_stage_is_not_overtaken_for_ever() {
+        // 0 is first in line (a chain waits behind it) and wants the whole machine; all the others want half.
+        let mut producers = vec![vec![]; 100];
+        producers[99] = vec![0];
+        let needs = (0..100).map(|stage| need(if stage == 0 { 2 } else { 1 }, 0)).collect();
+        let mut scheduler = all(&producers, needs, pools(2, 0));
+        let mut running = Vec::new();
+        let mut order = Vec::new();
+        // Something narrow is in already, so that the machine is never empty by itself.
+        while let Some(step) = scheduler.next_step() {
+            match step {
+                Step::Look(0) => {}
+                Step::Look(stage) => scheduler.queue(stage),
+                Step::Start(stage, grant) | Step::Widen(stage, grant) => running.push((stage, grant)),
+            }
+        }
+        scheduler.queue(0);
+        while !scheduler.is_done() {
+            let (stage, grant) = running.remove(0);
+            order.push(stage);
+            scheduler.give_back(&grant);
+            scheduler.finish(stage, true);
+            running.extend(queue_ready(&mut scheduler));
+        }
+        let place = order.iter().position(|stage| *stage == 0).unwrap();
+        assert!(place < 2 * PATIENCE as usize, "it came after {place} others");
     }
 
     #[test]

@@ -44,10 +44,8 @@ fn mistakes_are_told_with_a_hint_and_change_nothing() {
     let sandbox = demo();
     let mut told = String::new();
     sandbox.write("wrong.yaml", &PIPELINE.replace("uses: run, run: 'echo", "uses: ops/crwal, run: 'echo"));
-    sandbox.write(
-        "unknown.yaml",
-        &PIPELINE.replace("path", "path").replace("inputs: { x: words.out }", "inputs: { x: { path: nowhere.txt } }"),
-    );
+    sandbox
+        .write("unknown.yaml", &PIPELINE.replace("inputs: { x: words.out }", "inputs: { x: { path: nowhere.txt } }"));
     for arguments in [
         &["run", "nowhere.yaml"][..],
         &["run", "wrong.yaml"],

@@ -244,14 +244,14 @@ mod tests {
         let large: ArrayRef = Arc::new(LargeStringArray::from(vec![Some("a"), None, Some("bb"), Some("a")]));
         let view: ArrayRef = Arc::new(StringViewArray::from(vec![Some("a"), None, Some("bb"), Some("a")]));
         let coded: DictionaryArray<Int32Type> = vec![Some("a"), None, Some("bb"), Some("a")].into_iter().collect();
-        let expected = digest(&[plain.clone()]);
+        let expected = digest(std::slice::from_ref(&plain));
         for other in [large, view, Arc::new(coded) as ArrayRef] {
             assert_eq!(digest(&[other]), expected);
         }
         assert_eq!(digest(&[plain.slice(0, 1), plain.slice(1, 3)]), expected);
         let narrow: ArrayRef = Arc::new(Int32Array::from(vec![1, -2]));
         let wide: ArrayRef = Arc::new(Int64Array::from(vec![1, -2]));
-        assert_eq!(digest(&[narrow]), digest(&[wide.clone()]));
+        assert_eq!(digest(&[narrow]), digest(std::slice::from_ref(&wide)));
         let single: ArrayRef = Arc::new(Float32Array::from(vec![1.0, -2.0]));
         assert_ne!(digest(&[single]), digest(&[wide]));
     }

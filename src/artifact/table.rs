@@ -148,10 +148,10 @@ fn from_json_lines(lines: &Path, parquet: &Path, declared: &[OutputColumn]) -> R
     };
     let mut batches = Vec::new();
     for (chunk, first) in rows.chunks(8192).zip((1..).step_by(8192)) {
-        let batch = json::to_batch(chunk, &schema).or_else(|message| {
+        let batch = json::to_batch(chunk, &schema).map_err(|message| {
             // Only now is it worth finding the line.
             let wrong = chunk.iter().position(|row| json::to_batch(std::slice::from_ref(row), &schema).is_err());
-            Err(place(first + wrong.unwrap_or(0), message))
+            place(first + wrong.unwrap_or(0), message)
         })?;
         batches.push(batch);
     }

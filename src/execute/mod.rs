@@ -498,7 +498,7 @@ impl<'e, 'a> Run<'e, 'a> {
         let mut heartbeat = tokio::time::interval(HEARTBEAT);
         heartbeat.tick().await;
         loop {
-            while let Some(step) = self.scheduler.next() {
+            while let Some(step) = self.scheduler.next_step() {
                 self.take(step).await?;
                 // Ctrl-C must be heard even while ten thousand stages are looked up.
                 if interrupts.try_recv().is_ok() {
@@ -662,7 +662,7 @@ impl<'e, 'a> Run<'e, 'a> {
                 job.send(Message::GiveBack(grant));
             }
             job.grants.close();
-            while let Some(grant) = job.grants.try_recv().ok() {
+            while let Ok(grant) = job.grants.try_recv() {
                 job.send(Message::GiveBack(grant));
             }
             (job.index, outcome)
