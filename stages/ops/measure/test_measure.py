@@ -410,7 +410,7 @@ def test_without_namespaces_strays_are_ended_and_limits_hold(tmp_path):
     try:
         server.walls = False
         job = {
-            "action": "measure", "device": "cpu", "seed": 1, "time_limit_s": 5.0, "memory_limit": 1 << 30,
+            "action": "measure", "device": "cpu", "seed": 1, "time_limit_s": 30.0, "memory_limit": 1 << 30,
             "disk_limit": 1 << 26, "params": {**PARAMS, "compile": False},
         }  # fmt: skip
         for name in ("outlives", "noisy"):
