@@ -2,10 +2,15 @@
 //!
 //! Physical layout never shows: every array is first cast to one canonical layout of its logical type (`int32` to
 //! `int64`, dictionaries and views to plain values), so chunking, encodings and writer versions change no digest.
+//! No cast loses a bit: two columns that differ in a value must never share a digest. Where a wider layout would not
+//! hold every value (`uint64`, the units of times) the type keeps a name and a layout of its own.
 
 use arrow::array::{Array, ArrayRef, AsArray, StructArray};
-use arrow::compute::cast;
-use arrow::datatypes::{DataType, Decimal128Type, Field, Fields, Float64Type, Int64Type, TimeUnit};
+use arrow::compute::{CastOptions, cast_with_options};
+use arrow::datatypes::{
+    DataType, Decimal128Type, DurationMicrosecondType, DurationMillisecondType, DurationNanosecondType,
+    DurationSecondType, Field, Fields, Float64Type, Int64Type, TimeUnit, UInt64Type,
+};
 use cuda_agent_protocol::ColumnType;
 
 use crate::digest::{Digest, context};
@@ -23,7 +28,8 @@ pub fn type_name(data_type: &DataType) -> Result<String, UnsupportedType> {
     Ok(match data_type {
         T::Null => "null".into(),
         T::Boolean => "bool".into(),
-        T::Int8 | T::Int16 | T::Int32 | T::Int64 | T::UInt8 | T::UInt16 | T::UInt32 | T::UInt64 => "int64".into(),
+        T::Int8 | T::Int16 | T::Int32 | T::Int64 | T::UInt8 | T::UInt16 | T::UInt32 => "int64".into(),
+        T::UInt64 => "uint64".into(),
         T::Float16 | T::Float32 | T::Float64 => "float64".into(),
         T::Utf8 | T::LargeUtf8 | T::Utf8View => "utf8".into(),
         T::Binary | T::LargeBinary | T::BinaryView | T::FixedSizeBinary(_) => "binary".into(),
@@ -36,16 +42,24 @@ pub fn type_name(data_type: &DataType) -> Result<String, UnsupportedType> {
                 fields.iter().map(|field| Ok(format!("{}:{}", field.name(), type_name(field.data_type())?))).collect();
             format!("struct<{}>", fields?.join(","))
         }
-        T::Date32 | T::Date64 => "date".into(),
-        T::Timestamp(_, zone) => match zone {
-            Some(zone) => format!("timestamp[us,{zone}]"),
-            None => "timestamp[us]".into(),
-        },
-        T::Time32(_) | T::Time64(_) => "time[us]".into(),
-        T::Duration(_) => "duration[us]".into(),
+        T::Date32 => "date".into(),
+        T::Date64 => "date64".into(),
+        T::Timestamp(unit, Some(zone)) => format!("timestamp[{},{zone}]", unit_name(*unit)),
+        T::Timestamp(unit, None) => format!("timestamp[{}]", unit_name(*unit)),
+        T::Time32(unit) | T::Time64(unit) => format!("time[{}]", unit_name(*unit)),
+        T::Duration(unit) => format!("duration[{}]", unit_name(*unit)),
         T::Decimal128(precision, scale) => format!("decimal128({precision},{scale})"),
         other => return Err(UnsupportedType(other.to_string())),
     })
+}
+
+fn unit_name(unit: TimeUnit) -> &'static str {
+    match unit {
+        TimeUnit::Second => "s",
+        TimeUnit::Millisecond => "ms",
+        TimeUnit::Microsecond => "us",
+        TimeUnit::Nanosecond => "ns",
+    }
 }
 
 /// The one layout in which values of a logical type are encoded.
@@ -68,12 +82,11 @@ fn canonical_type(data_type: &DataType) -> Result<DataType, UnsupportedType> {
             let fields: Result<Vec<Field>, _> = fields.iter().map(|field| renamed(field)).collect();
             T::Struct(Fields::from(fields?))
         }
-        T::Date32 | T::Date64 => T::Date32,
-        T::Timestamp(_, zone) => T::Timestamp(TimeUnit::Microsecond, zone.clone()),
-        T::Time32(_) | T::Time64(_) => T::Time64(TimeUnit::Microsecond),
-        T::Duration(_) => T::Duration(TimeUnit::Microsecond),
+        T::Date32 | T::Date64 | T::Timestamp(..) | T::Time32(_) | T::Time64(_) | T::Duration(_) | T::UInt64 => {
+            data_type.clone()
+        }
         T::Decimal128(precision, scale) => T::Decimal128(*precision, *scale),
-        integer if integer.is_integer() => T::Int64,
+        T::Int8 | T::Int16 | T::Int32 | T::Int64 | T::UInt8 | T::UInt16 | T::UInt32 => T::Int64,
         other => return Err(UnsupportedType(other.to_string())),
     })
 }
@@ -99,7 +112,10 @@ pub fn canonical(array: &ArrayRef) -> Result<ArrayRef, UnsupportedType> {
     if *array.data_type() == target {
         return Ok(array.clone());
     }
-    cast(array, &target).map_err(|error| UnsupportedType(format!("{} ({error})", array.data_type())))
+    // A "safe" cast would make a null of what does not fit.
+    let exact = CastOptions { safe: false, ..CastOptions::default() };
+    cast_with_options(array, &target, &exact)
+        .map_err(|error| UnsupportedType(format!("{} ({error})", array.data_type())))
 }
 
 /// Appends the encoding of one value of a canonical array.
@@ -129,14 +145,24 @@ pub fn encode(array: &ArrayRef, index: usize, out: &mut Vec<u8>) {
             fields.columns().iter().for_each(|field| encode(field, index, out));
         }
         DataType::Decimal128(..) => out.extend(array.as_primitive::<Decimal128Type>().value(index).to_le_bytes()),
+        DataType::UInt64 => out.extend(array.as_primitive::<UInt64Type>().value(index).to_le_bytes()),
         // Dates, times and durations are integers under a name of their own.
-        _ => {
-            let integers = cast(array, &DataType::Int64)
-                .or_else(|_| cast(array, &DataType::Int32).and_then(|narrow| cast(&narrow, &DataType::Int64)));
-            let integers = integers.expect("canonical temporal types are integers");
-            out.extend(integers.as_primitive::<Int64Type>().value(index).to_le_bytes());
-        }
+        _ => out.extend(temporal(array, index).to_le_bytes()),
     }
+}
+
+/// A date, time or duration as the integer that it is in its own unit.
+fn temporal(array: &ArrayRef, index: usize) -> i64 {
+    arrow::array::downcast_temporal_array!(
+        array => i64::from(array.value(index)),
+        DataType::Duration(unit) => match unit {
+            TimeUnit::Second => array.as_primitive::<DurationSecondType>().value(index),
+            TimeUnit::Millisecond => array.as_primitive::<DurationMillisecondType>().value(index),
+            TimeUnit::Microsecond => array.as_primitive::<DurationMicrosecondType>().value(index),
+            TimeUnit::Nanosecond => array.as_primitive::<DurationNanosecondType>().value(index),
+        },
+        other => unreachable!("{other} is no canonical type"),
+    )
 }
 
 fn bytes(value: &[u8], out: &mut Vec<u8>) {
@@ -161,7 +187,7 @@ impl ColumnHasher {
 
     /// Adds the values of the next chunk.
     pub fn update(&mut self, array: &ArrayRef) -> Result<(), UnsupportedType> {
-        let array = plain_temporal(canonical(array)?);
+        let array = canonical(array)?;
         for index in 0..array.len() {
             encode(&array, index, &mut self.buffer);
             if self.buffer.len() > (1 << 16) - 4096 {
@@ -176,16 +202,6 @@ impl ColumnHasher {
     pub fn finish(mut self) -> Digest {
         self.hasher.update(&self.buffer);
         Digest::finish(&self.hasher)
-    }
-}
-
-/// Times as integers at once rather than value by value.
-fn plain_temporal(array: ArrayRef) -> ArrayRef {
-    match array.data_type() {
-        DataType::Timestamp(..) | DataType::Time64(_) | DataType::Duration(_) => {
-            cast(&array, &DataType::Int64).unwrap_or(array)
-        }
-        _ => array,
     }
 }
 
@@ -225,8 +241,10 @@ pub fn row_digests(columns: &[(&str, ArrayRef)]) -> Result<Vec<Digest>, Unsuppor
 mod tests {
     use super::*;
     use arrow::array::{
-        DictionaryArray, Float32Array, Float64Array, Int32Array, Int64Array, LargeStringArray, ListArray, StringArray,
-        StringViewArray, TimestampMillisecondArray,
+        Date32Array, Date64Array, Decimal256Array, DictionaryArray, DurationMillisecondArray, DurationNanosecondArray,
+        Float32Array, Float64Array, Int32Array, Int64Array, LargeStringArray, ListArray, StringArray, StringViewArray,
+        Time32SecondArray, Time64NanosecondArray, TimestampMillisecondArray, TimestampNanosecondArray, UInt32Array,
+        UInt64Array,
     };
     use arrow::datatypes::{Int32Type, Int64Type};
     use proptest::prelude::*;
@@ -275,8 +293,71 @@ mod tests {
         assert_eq!(type_name(lists.data_type()).unwrap(), "list<int64>");
         assert_ne!(digest(&[lists.slice(1, 1)]), digest(&[lists.slice(2, 1)]));
         let times: ArrayRef = Arc::new(TimestampMillisecondArray::from(vec![1, 2]));
-        assert_eq!(type_name(times.data_type()).unwrap(), "timestamp[us]");
+        assert_eq!(type_name(times.data_type()).unwrap(), "timestamp[ms]");
         assert_ne!(digest(&[times.slice(0, 1)]), digest(&[times.slice(1, 1)]));
+    }
+
+    /// Two values, their type's name, and that the digests of neither columns nor rows are the same.
+    fn tells_apart(name: &str, array: ArrayRef) {
+        assert_eq!(type_name(array.data_type()).unwrap(), name);
+        assert_eq!(array.null_count(), 0);
+        assert_ne!(digest(&[array.slice(0, 1)]), digest(&[array.slice(1, 1)]), "{name}");
+        let rows = row_digests(&[("x", array.clone())]).unwrap();
+        assert_ne!(rows[0], rows[1], "{name}");
+        // In lists too, which are cast as a whole.
+        let offsets = arrow::buffer::OffsetBuffer::from_lengths([1, 1]);
+        let item = Arc::new(Field::new("element", array.data_type().clone(), true));
+        let nested: ArrayRef = Arc::new(ListArray::new(item, offsets, array, None));
+        let rows = row_digests(&[("x", nested)]).unwrap();
+        assert_ne!(rows[0], rows[1], "list<{name}>");
+    }
+
+    #[test]
+    fn no_bit_of_a_value_is_lost() {
+        tells_apart("uint64", Arc::new(UInt64Array::from(vec![u64::MAX, u64::MAX - 1])));
+        tells_apart("int64", Arc::new(UInt32Array::from(vec![u32::MAX, u32::MAX - 1])));
+        tells_apart("timestamp[ns]", Arc::new(TimestampNanosecondArray::from(vec![1, 2])));
+        let zoned = TimestampNanosecondArray::from(vec![1, 2]).with_timezone("UTC");
+        tells_apart("timestamp[ns,UTC]", Arc::new(zoned));
+        tells_apart("timestamp[ms]", Arc::new(TimestampMillisecondArray::from(vec![i64::MAX, i64::MAX - 1])));
+        tells_apart("time[ns]", Arc::new(Time64NanosecondArray::from(vec![1, 2])));
+        tells_apart("time[s]", Arc::new(Time32SecondArray::from(vec![1, 2])));
+        tells_apart("duration[ns]", Arc::new(DurationNanosecondArray::from(vec![1, 2])));
+        tells_apart("duration[ms]", Arc::new(DurationMillisecondArray::from(vec![i64::MAX, i64::MAX - 1])));
+        tells_apart("date64", Arc::new(Date64Array::from(vec![1, 2])));
+        tells_apart("date", Arc::new(Date32Array::from(vec![1, 2])));
+    }
+
+    /// A unit is part of the type: two of one unit are not two of another.
+    #[test]
+    fn units_tell_types_apart() {
+        let milliseconds: ArrayRef = Arc::new(TimestampMillisecondArray::from(vec![2]));
+        let nanoseconds: ArrayRef = Arc::new(TimestampNanosecondArray::from(vec![2]));
+        assert_ne!(digest(&[milliseconds]), digest(&[nanoseconds]));
+    }
+
+    #[test]
+    fn the_bytes_of_integers_and_times_stay() {
+        let encoded = |array: ArrayRef| {
+            let mut bytes = Vec::new();
+            encode(&canonical(&array).unwrap(), 0, &mut bytes);
+            bytes
+        };
+        let expected = |value: i64| [&[1][..], &value.to_le_bytes()].concat();
+        assert_eq!(encoded(Arc::new(UInt64Array::from(vec![u64::MAX]))), expected(-1));
+        assert_eq!(encoded(Arc::new(UInt32Array::from(vec![7]))), expected(7));
+        assert_eq!(encoded(Arc::new(Date32Array::from(vec![-7]))), expected(-7));
+        assert_eq!(encoded(Arc::new(Date64Array::from(vec![86_400_001]))), expected(86_400_001));
+        assert_eq!(encoded(Arc::new(Time32SecondArray::from(vec![7]))), expected(7));
+        assert_eq!(encoded(Arc::new(DurationNanosecondArray::from(vec![7]))), expected(7));
+    }
+
+    #[test]
+    fn other_types_are_refused_by_name() {
+        let wide: ArrayRef = Arc::new(Decimal256Array::from(vec![arrow::datatypes::i256::ONE]));
+        let message = canonical(&wide).unwrap_err().to_string();
+        assert!(message.contains("Decimal256") && message.contains("not supported"), "{message}");
+        assert!(type_name(wide.data_type()).is_err());
     }
 
     /// The bytes of a column are a format.

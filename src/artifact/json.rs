@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
-use arrow::datatypes::{DataType, Field, Float64Type, Int64Type, Schema};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Field, Float64Type, Int64Type, Schema, UInt64Type};
 use arrow::json::ReaderBuilder;
+use arrow::util::display::{ArrayFormatter, FormatOptions};
 use cuda_agent_protocol::ColumnType;
 use serde_json::{Map, Value};
 
@@ -18,6 +20,7 @@ pub fn value_at(array: &ArrayRef, index: usize) -> Value {
     match array.data_type() {
         DataType::Boolean => array.as_boolean().value(index).into(),
         DataType::Int64 => array.as_primitive::<Int64Type>().value(index).into(),
+        DataType::UInt64 => array.as_primitive::<UInt64Type>().value(index).into(),
         DataType::Float64 => array.as_primitive::<Float64Type>().value(index).into(),
         DataType::LargeUtf8 => array.as_string::<i64>().value(index).into(),
         DataType::LargeBinary => {
@@ -37,8 +40,33 @@ pub fn value_at(array: &ArrayRef, index: usize) -> Value {
                     .collect(),
             )
         }
-        _ => arrow::util::display::array_value_to_string(array, index).unwrap_or_default().into(),
+        _ => text_of(array, index).into(),
     }
+}
+
+/// Dates, times and decimals as text. What has no text of its own is told by its number, never left out.
+fn text_of(array: &ArrayRef, index: usize) -> String {
+    if let Some(text) = formatted(array, index) {
+        return text;
+    }
+    let integer = match cast(&array.slice(index, 1), &DataType::Int64) {
+        Ok(integer) => integer,
+        Err(error) => return error.to_string(),
+    };
+    // Names of time zones are not known here, but the value itself counts from 1970 in UTC.
+    if let DataType::Timestamp(unit, Some(_)) = array.data_type()
+        && let Ok(plain) = cast(&integer, &DataType::Timestamp(*unit, None))
+        && let Some(text) = formatted(&plain, 0)
+    {
+        return format!("{text}Z");
+    }
+    integer.as_primitive::<Int64Type>().value(0).to_string()
+}
+
+/// The text of a value, unless it has none (a time beyond the calendar, a zone that is not known).
+fn formatted(array: &ArrayRef, index: usize) -> Option<String> {
+    let strict = FormatOptions::new().with_display_error(false);
+    ArrayFormatter::try_new(array, &strict).ok()?.value(index).try_to_string().ok()
 }
 
 /// Rows of a batch as JSON objects.
@@ -101,6 +129,22 @@ mod tests {
         ];
         let batch = to_batch(&objects, &schema).unwrap();
         assert_eq!(rows(&batch), objects);
+    }
+
+    #[test]
+    fn values_without_a_declared_type_are_shown_whole() {
+        use arrow::array::{DurationNanosecondArray, TimestampNanosecondArray, TimestampSecondArray, UInt64Array};
+        let large: ArrayRef = Arc::new(UInt64Array::from(vec![u64::MAX]));
+        assert_eq!(value_at(&large, 0), json!(u64::MAX));
+        let time = TimestampNanosecondArray::from(vec![0, 1]);
+        let plain: ArrayRef = Arc::new(time.clone());
+        assert_eq!(value_at(&plain, 1), json!("1970-01-01T00:00:00.000000001"));
+        let zoned: ArrayRef = Arc::new(time.with_timezone("Europe/Berlin"));
+        assert_eq!(value_at(&zoned, 1), json!("1970-01-01T00:00:00.000000001Z"));
+        let distant: ArrayRef = Arc::new(TimestampSecondArray::from(vec![i64::MAX]));
+        assert_eq!(value_at(&distant, 0), json!(i64::MAX.to_string()));
+        let long: ArrayRef = Arc::new(DurationNanosecondArray::from(vec![1, 2]));
+        assert_ne!(value_at(&long, 0), value_at(&long, 1));
     }
 
     #[test]
