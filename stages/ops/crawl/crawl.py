@@ -41,13 +41,17 @@ def table_row(row):
 
 
 def report(program, kept, left_out):
+    """A line for each library; how often each reason occurs is for those who ask for details."""
     program.progress(len(kept), len(kept), "operators")
-    for library, count in collections.Counter(row["library"] for row in kept).items():
+    reasons = collections.Counter((row["library"], row["reason"]) for row in left_out)
+    for library in program.params["libraries"]:
+        count = sum(row["library"] == library for row in kept)
+        refused = sum(number for (of, _), number in reasons.items() if of == library)
         program.metric(f"kept/{library}", count)
-    for (library, reason), count in sorted(
-        collections.Counter((row["library"], row["reason"]) for row in left_out).items()
-    ):
-        program.log(f"left out of {library}: {count} {reason}")
+        program.log(f"{count} operators of {library}, {refused} left out; "
+                    f"cuda-agent show {program.stage}.left_out lists them")
+    for (library, reason), number in sorted(reasons.items()):
+        program.log(f"left out of {library}: {number} {reason}", level="debug")
 
 
 if __name__ == "__main__":

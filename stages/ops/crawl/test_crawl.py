@@ -5,12 +5,14 @@ import json
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "python"), str(HERE.parent.parent / "protocol" / "python")]
 
+import crawl  # noqa: E402
 import stage_driver  # noqa: E402
 import torch_probe  # noqa: E402
 import torch_recipes as recipes  # noqa: E402
@@ -101,3 +103,15 @@ def test_probe_finds_the_domain_and_bounds():
     assert probe(usage_of("torch.log({x})"))["domain"] == "positive"
     assert probe(usage_of("torch.sigmoid({x})"))["bounds"] == [0.0, 1.0]
     assert torch_probe.fill("sign", (8,), 1).abs().eq(1).all()
+
+
+def test_a_library_takes_one_line_and_details_are_for_debugging():
+    sent = []
+    program = types.SimpleNamespace(
+        stage="seeds", params={"libraries": ["torch"]}, progress=lambda *_: None, metric=lambda *_: None,
+        log=lambda message, level="info": sent.append((level, message)))
+    left_out = [{"library": "torch", "reason": reason} for reason in ("alias", "random", "alias")]
+    crawl.report(program, [{"library": "torch"}], left_out)
+    assert [message for level, message in sent if level == "info"] == [
+        "1 operators of torch, 3 left out; cuda-agent show seeds.left_out lists them"]
+    assert ("debug", "left out of torch: 2 alias") in sent

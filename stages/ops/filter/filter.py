@@ -80,6 +80,13 @@ class Judge:
         self.skipped = set(params["skip"])
         self.codes, self.programs = {}, {}
 
+    def not_applied(self):
+        """Rules that were not applied, each with the reason."""
+        without = dict.fromkeys(self.skipped, "left out by the parameter skip")
+        if not self.references:
+            without.setdefault(rules.CONTAMINATED.name, "no references given")
+        return without
+
     def judge(self, facts):
         """(rule, detail) for each rule that the row fails, in the order of the rules."""
         row = as_row(facts)
@@ -153,7 +160,8 @@ def work(program):
     path = program.output_path("tasks")
     pyarrow.parquet.write_table(table.take(pyarrow.array(kept, pyarrow.int64())), path)
     program.write_table("rejected", rejected)
-    report.write(program.output_path("report"), funnel.as_json(rules.ALL_RULES, program.params, judge.skipped, len(references)))
+    summary = funnel.as_json(rules.ALL_RULES, program.params, judge.not_applied(), len(references))
+    report.write(program.output_path("report"), summary)
     program.progress(table.num_rows, table.num_rows, "tasks")
     program.log(f"kept {len(kept)} of {table.num_rows} tasks")
 

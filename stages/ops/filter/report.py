@@ -21,7 +21,8 @@ class Funnel:
         for rule in rules:
             self.failing[rule] = self.failing.get(rule, 0) + 1
 
-    def as_json(self, rules, params, skipped, references):
+    def as_json(self, rules, params, without, references):
+        """The whole summary; `without` says of each rule that was not applied why not."""
         return {
             "references": references,
             "in": self.rows_in,
@@ -32,7 +33,8 @@ class Funnel:
                 {
                     "name": rule.name,
                     "reason": rule.reason,
-                    "applied": rule.name not in skipped,
+                    "applied": rule.name not in without,
+                    "not_applied_because": without.get(rule.name),
                     "params": {name: params[name] for name in rule.params},
                     "rejected": sum(self.first.get(rule.name, {}).values()),
                     "rejected_by_category": self.first.get(rule.name, {}),
@@ -65,9 +67,9 @@ def markdown(summary):
         [
             rule["name"],
             rule["reason"] + (f" {json.dumps(rule['params'])}" if rule["params"] else ""),
-            rule["rejected"] if rule["applied"] else "skipped",
+            rule["rejected"] if rule["applied"] else f"not applied: {rule['not_applied_because']}",
             rule["failing"] if rule["applied"] else "",
-            *(rule["rejected_by_category"].get(category, 0) for category in categories),
+            *(rule["rejected_by_category"].get(category, 0) if rule["applied"] else "" for category in categories),
         ]
         for rule in summary["rules"]
     ]
@@ -78,7 +80,7 @@ def markdown(summary):
     return (
         "# Which tasks were kept\n\n"
         + _table(["", "total", *categories], flow)
-        + f"\n\nReference programs to keep apart from: {summary['references']}."
+        + f"\n\nReference programs to keep apart from: {summary['references'] or 'none given'}."
         + "\n\nRules in the order in which they are applied. A task is *rejected* by the first rule that it fails; "
         "*failing* counts every rule that it fails, of those that look at it alone.\n\n"
         + _table(["rule", "reason", "rejected", "failing", *categories], rules)

@@ -340,6 +340,9 @@ def test_the_funnel_adds_up_and_the_order_is_kept(tmp_path):
         assert count == funnel["kept"].get(category, 0) + lost
     text = (tmp_path / "outputs" / "report" / "README.md").read_text()
     assert "| kept | 2 | 1 | 1 |" in text
+    contaminated = next(rule for rule in funnel["rules"] if rule["name"] == "contaminated")
+    assert not contaminated["applied"] and contaminated["not_applied_because"] == "no references given"
+    assert "not applied: no references given" in text
 
 
 def test_a_rejected_row_does_not_take_its_twin_along(tmp_path):
@@ -359,10 +362,12 @@ def test_references_decontaminate(tmp_path):
     (references / "7_linear.py").write_text(CODE.replace("features", "n").replace("64", "1024"))
     (references / "helper.py").write_text("x = 1\n")
     rows = [facts(task_id="copy"), facts(task_id="other", code=OTHER, ops='["nn.Conv2d"]')]
-    kept, rejected, _ = run(tmp_path / "run", rows, references=tmp_path / "references")
+    kept, rejected, funnel = run(tmp_path / "run", rows, references=tmp_path / "references")
+    assert next(rule for rule in funnel["rules"] if rule["name"] == "contaminated")["applied"]
     assert kept.column("task_id").to_pylist() == ["other"]
     assert rejected[0]["rule"] == "contaminated" and "level1/7_linear.py" in rejected[0]["detail"]
-    kept, _, _ = run(tmp_path / "again", rows, references=tmp_path / "references", skip=["contaminated"])
+    kept, _, funnel = run(tmp_path / "again", rows, references=tmp_path / "references", skip=["contaminated"])
+    assert not next(rule for rule in funnel["rules"] if rule["name"] == "contaminated")["applied"]
     assert kept.num_rows == 2
 
 
