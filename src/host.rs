@@ -1,7 +1,9 @@
 //! What this machine has: cores, memory, GPUs, the device that measurements belong to, the Python that programs use.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::ffi::OsStr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Component, Path, PathBuf};
 use std::sync::Mutex;
 
 use cuda_agent_protocol::Device;
@@ -15,8 +17,10 @@ pub struct Host {
     pub cpus: u32,
     /// Bytes of memory to give out.
     pub memory: u64,
-    /// GPUs to give out.
+    /// GPUs to give out, all of one model.
     pub gpus: Vec<Gpu>,
+    /// GPUs that are not given out since they are of another model than the first.
+    pub ignored_gpus: usize,
     /// The CPU's model, which times measured on it belong to.
     pub cpu_model: String,
     /// The interpreter that `python` stands for in a manifest.
@@ -29,6 +33,8 @@ pub struct Host {
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
+    /// Its UUID: numbers mean another GPU to each tool and in each container, this never does.
+    pub id: String,
     /// As the driver names it.
     pub model: String,
     /// The driver's version.
@@ -70,12 +76,15 @@ impl Host {
     /// folder, or the `python3` on the PATH.
     pub fn detect(python: Option<&Path>, cache: &Path) -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+        let (gpus, ignored_gpus) = of_one_model(gpus());
+        let python = python.map_or_else(find_python, Path::to_owned);
         Self {
             cpus,
             memory: memory_limit(),
-            gpus: gpus(),
+            gpus,
+            ignored_gpus,
             cpu_model: cpu_model(),
-            python: python.map_or_else(find_python, Path::to_owned),
+            python: located(&python, &std::env::var_os("PATH").unwrap_or_default()),
             cache: cache.to_owned(),
             versions: Mutex::new(None),
         }
@@ -87,6 +96,7 @@ impl Host {
             cpus,
             memory: 1 << 40,
             gpus: Vec::new(),
+            ignored_gpus: 0,
             cpu_model: cpu_model.to_owned(),
             python: "python3".into(),
             cache: std::env::temp_dir(),
@@ -127,13 +137,15 @@ impl Host {
         let kept: Option<Versions> = std::fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         if let Some(kept) = kept
             && kept.interpreter == self.python
-            && !kept.stamps.is_empty()
+            // Without a stamp of the interpreter itself, nothing would tell that it was replaced.
+            && kept.stamps.contains_key(&self.python)
             && kept.stamps.iter().all(|(path, stamp)| modified(path) == Some(*stamp))
         {
             return Ok(kept);
         }
         let versions = self.ask_python()?;
-        let _ = std::fs::create_dir_all(&self.cache);
+        // Only the cache itself is made: a command that just looks leaves no `.cuda-agent` behind.
+        let _ = std::fs::create_dir(&self.cache);
         let _ = std::fs::write(&file, serde_json::to_vec(&versions).expect("versions are plain data"));
         Ok(versions)
     }
@@ -180,6 +192,27 @@ fn find_python() -> PathBuf {
     found.unwrap_or_else(|| "python3".into())
 }
 
+/// Whether a program is named by its bare name, to be found on the PATH.
+pub fn is_bare(program: &Path) -> bool {
+    let mut components = program.components();
+    matches!((components.next(), components.next()), (Some(Component::Normal(_)), None))
+}
+
+/// Where a program is: programs start in folders of their own, and what was learned of an interpreter is kept under
+/// its path. Links are left as they are, since a virtual environment's interpreter is one. A bare name that is nowhere
+/// on `search` stays, so that starting it tells what is wrong.
+fn located(program: &Path, search: &OsStr) -> PathBuf {
+    let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+    if !is_bare(program) {
+        return absolute(program.to_owned());
+    }
+    let executable = |path: &PathBuf| {
+        std::fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+    };
+    let found = std::env::split_paths(search).map(|folder| absolute(folder.join(program))).find(executable);
+    found.unwrap_or_else(|| program.to_owned())
+}
+
 /// What `/proc/meminfo` says, or less where a control group allows less.
 fn memory_limit() -> u64 {
     let total = std::fs::read_to_string("/proc/meminfo")
@@ -199,17 +232,178 @@ fn cpu_model() -> String {
     named.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, model)| model.trim().to_owned())
 }
 
-/// Asks the driver's own tool; a machine without it has no GPUs for us.
+/// Asks the driver's own tool; a machine without it has no GPUs for us. Of what it lists, the engine may use what
+/// whoever started it allows (a batch system says so in CUDA_VISIBLE_DEVICES).
 fn gpus() -> Vec<Gpu> {
     if !Path::new("/proc/driver/nvidia/version").exists() && !Path::new("/dev/nvidiactl").exists() {
         return Vec::new();
     }
-    let query = ["--query-gpu=name,driver_version", "--format=csv,noheader"];
+    let query = ["--query-gpu=uuid,name,driver_version", "--format=csv,noheader"];
     let Ok(output) = std::process::Command::new("nvidia-smi").args(query).output() else { return Vec::new() };
     if !output.status.success() {
         return Vec::new();
     }
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let parsed = text.lines().filter_map(|line| line.rsplit_once(','));
-    parsed.map(|(model, driver)| Gpu { model: model.trim().to_owned(), driver: driver.trim().to_owned() }).collect()
+    let allowed = std::env::var_os("CUDA_VISIBLE_DEVICES");
+    visible(listed(&String::from_utf8_lossy(&output.stdout)), allowed.map(|list| list.to_string_lossy().into_owned()))
+}
+
+/// The GPUs of a listing, one a line: UUID, name, driver version.
+fn listed(listing: &str) -> Vec<Gpu> {
+    let lines = listing.lines().filter_map(|line| {
+        let (id, rest) = line.split_once(',')?;
+        let (model, driver) = rest.rsplit_once(',')?;
+        let [id, model, driver] = [id, model, driver].map(|field| field.trim().to_owned());
+        id.starts_with("GPU-").then_some(Gpu { id, model, driver })
+    });
+    lines.collect()
+}
+
+/// The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order, read as CUDA reads it: numbers, or beginnings of UUIDs
+/// that fit one GPU, up to the first entry that fits none. An empty list leaves none.
+fn visible(gpus: Vec<Gpu>, allowed: Option<String>) -> Vec<Gpu> {
+    let Some(allowed) = allowed else { return gpus };
+    let find = |entry: &str| {
+        if let Ok(index) = entry.parse::<usize>() {
+            return gpus.get(index);
+        }
+        let mut fitting = gpus.iter().filter(|gpu| entry.starts_with("GPU-") && gpu.id.starts_with(entry));
+        fitting.next().filter(|_| fitting.next().is_none())
+    };
+    let mut left: Vec<Gpu> = Vec::new();
+    for gpu in allowed.split(',').map_while(|entry| find(entry.trim())) {
+        // One named twice is still one.
+        if !left.contains(gpu) {
+            left.push(gpu.clone());
+        }
+    }
+    left
+}
+
+/// The GPUs of the first one's model, and how many others there are. Times are kept under the model that they were
+/// measured on, and a program gets whichever GPU is free, so only equal ones may be given out.
+fn of_one_model(gpus: Vec<Gpu>) -> (Vec<Gpu>, usize) {
+    let Some(model) = gpus.first().map(|gpu| gpu.model.clone()) else { return (gpus, 0) };
+    let (equal, others): (Vec<Gpu>, Vec<Gpu>) = gpus.into_iter().partition(|gpu| gpu.model == model);
+    (equal, others.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    const LISTING: &str = "GPU-1a2b0000-0000-0000-0000-000000000001, NVIDIA H200, 550.54.15\n\
+        GPU-1a2c0000-0000-0000-0000-000000000002, NVIDIA RTX 6000 Ada, 48GB, 550.54.15\n\
+        GPU-ffff0000-0000-0000-0000-000000000003, NVIDIA H200, 550.54.15\n";
+
+    fn names(gpus: &[Gpu]) -> Vec<&str> {
+        gpus.iter().map(|gpu| &gpu.id[4..8]).collect()
+    }
+
+    #[test]
+    fn a_listing_is_read() {
+        let gpus = listed(LISTING);
+        assert_eq!(names(&gpus), ["1a2b", "1a2c", "ffff"]);
+        assert_eq!(gpus[0].id, "GPU-1a2b0000-0000-0000-0000-000000000001");
+        assert_eq!((gpus[0].model.as_str(), gpus[0].driver.as_str()), ("NVIDIA H200", "550.54.15"));
+        assert_eq!(gpus[1].model, "NVIDIA RTX 6000 Ada, 48GB");
+        assert!(listed("No devices were found\n").is_empty());
+        assert!(listed("").is_empty());
+    }
+
+    #[test]
+    fn only_gpus_that_the_engine_may_use_are_given_out() {
+        let left = |allowed: &str| -> String { names(&visible(listed(LISTING), Some(allowed.into()))).join(" ") };
+        assert_eq!(visible(listed(LISTING), None), listed(LISTING));
+        assert_eq!(left(""), "");
+        assert_eq!(left("NoDevFiles"), "");
+        assert_eq!(left("2,0"), "ffff 1a2b");
+        assert_eq!(left(" 1 , GPU-f"), "1a2c ffff");
+        assert_eq!(left("1,1,2"), "1a2c ffff");
+        // What fits nothing, or more than one, ends the list.
+        assert_eq!(left("0,-1,2"), "1a2b");
+        assert_eq!(left("0,7,2"), "1a2b");
+        assert_eq!(left("GPU-1a2,0"), "");
+        assert_eq!(left("GPU-1a2c,0"), "1a2c 1a2b");
+    }
+
+    #[test]
+    fn gpus_of_another_model_than_the_first_are_ignored() {
+        let (equal, ignored) = of_one_model(listed(LISTING));
+        assert_eq!((names(&equal), ignored), (vec!["1a2b", "ffff"], 1));
+        // The model measured on is that of the first one that may be used.
+        let (equal, ignored) = of_one_model(visible(listed(LISTING), Some("1,2,0".into())));
+        assert_eq!((names(&equal), ignored), (vec!["1a2c"], 2));
+        let host = Host { gpus: equal, ..Host::fake(1, "cpu") };
+        assert!(matches!(host.device(1), Device::Cuda { model, .. } if model.contains("RTX 6000")));
+        assert_eq!(of_one_model(Vec::new()), (Vec::new(), 0));
+    }
+
+    /// A folder with an interpreter that says it is of this version, and is as old as that.
+    fn interpreter(folder: &Path, version: u64) -> PathBuf {
+        let python = folder.join("python3");
+        std::fs::create_dir_all(folder).unwrap();
+        let answer = format!("#!/bin/sh\necho '[\"{version}\", [], {{\"torch\": \"{version}\"}}]'\n");
+        // Another process writes it: a file that this one had open for writing might still be so in a child that
+        // another test is starting, and could not be executed.
+        let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
+        let written = std::process::Command::new("sh").args(["-c", write]).arg(&python).arg(answer).status().unwrap();
+        assert!(written.success());
+        let age = std::time::UNIX_EPOCH + std::time::Duration::from_secs(version);
+        std::fs::File::open(&python).unwrap().set_modified(age).unwrap();
+        python
+    }
+
+    #[test]
+    fn an_interpreter_is_found_on_the_path_and_its_links_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let real = interpreter(&folder.path().join("real"), 3);
+        let (plain, venv) = (folder.path().join("plain"), folder.path().join("venv"));
+        for made in [&plain, &venv] {
+            std::fs::create_dir(made).unwrap();
+        }
+        // What cannot be executed is passed over, as the shell does.
+        std::fs::write(plain.join("python3"), "").unwrap();
+        symlink(&real, venv.join("python3")).unwrap();
+        let search = std::env::join_paths([&plain, &venv, &folder.path().join("real")]).unwrap();
+        let bare = Path::new("python3");
+        assert_eq!(located(bare, &search), venv.join("python3"));
+        assert_eq!(located(bare, plain.as_os_str()), bare);
+        assert_eq!(located(&real, &search), real);
+        assert!(located(Path::new("./python3"), &search).is_absolute());
+        assert!(is_bare(bare) && !is_bare(Path::new("./python3")) && !is_bare(&real));
+    }
+
+    #[test]
+    fn kept_versions_are_those_of_the_interpreter_in_use() {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest: Manifest = serde_json::from_value(serde_json::json!({
+            "name": "x/y", "version": "1", "summary": "", "outputs": {}, "run": ["python"],
+            "toolchain": { "python": ["torch"] },
+        }))
+        .unwrap();
+        let version = |python: &Path| {
+            let search = python.parent().unwrap().as_os_str();
+            let python = located(Path::new("python3"), search);
+            let host = Host { python, cache: folder.path().join("cache"), ..Host::fake(1, "cpu") };
+            host.toolchain(&manifest).unwrap()["torch"].clone()
+        };
+        let (old, new) = (folder.path().join("old"), folder.path().join("new"));
+        let (old, new) = (interpreter(&old, 1), interpreter(&new, 2));
+        assert_eq!(version(&old), "1");
+        assert_eq!(version(&new), "2", "another PATH is another interpreter");
+        interpreter(new.parent().unwrap(), 3);
+        assert_eq!(version(&new), "3", "the interpreter was replaced");
+        assert!(folder.path().join("cache/python.json").exists());
+    }
+
+    #[test]
+    fn asking_makes_no_folders_above_the_cache() {
+        let folder = tempfile::tempdir().unwrap();
+        let python = interpreter(&folder.path().join("bin"), 1);
+        let cache = folder.path().join("none/cache");
+        let host = Host { python, cache, ..Host::fake(1, "cpu") };
+        assert_eq!(host.read_versions().unwrap().python, "1");
+        assert!(!folder.path().join("none").exists());
+    }
 }

@@ -47,7 +47,14 @@ pub async fn doctor(project: &Project) -> Result<Exit, CliError> {
     checks.push(match host.gpus.as_slice() {
         [] => Check::new("gpu", State::Missing, "none: everything but GPU timing works"),
         gpus => {
-            Check::new("gpu", State::Good, format!("{} × {}, driver {}", gpus.len(), gpus[0].model, gpus[0].driver))
+            let message = format!("{} × {}, driver {}", gpus.len(), gpus[0].model, gpus[0].driver);
+            let others = match host.ignored_gpus {
+                0 => String::new(),
+                count => {
+                    format!("; {count} of other models are not used (CUDA_VISIBLE_DEVICES can choose them instead)")
+                }
+            };
+            Check::new("gpu", State::Good, message + &others)
         }
     });
     checks.push(nvcc());
