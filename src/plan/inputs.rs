@@ -1,7 +1,8 @@
 //! Inputs from outside: files and folders, downloads, and artifacts named by a tag.
 //!
 //! Digests of files are kept with the file's stamp, so that planning reads no large file twice. A file that was
-//! modified within two seconds of being read is read again next time: its stamp might not tell a later change.
+//! modified within two seconds of being read is read again next time, however late that is: clocks of file systems
+//! are coarse, so its stamp might be that of a change which came after it was read.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -54,12 +55,6 @@ impl Stamp {
             changed_ns: nanoseconds(metadata.ctime(), metadata.ctime_nsec()),
         })
     }
-
-    /// Whether a change right after the stamp was taken could have left it as it is.
-    fn is_racy(&self) -> bool {
-        let now = (crate::now() * 1e9) as i128;
-        now - self.changed_ns.max(self.modified_ns) < 2_000_000_000
-    }
 }
 
 impl Input {
@@ -84,6 +79,23 @@ fn stamps(path: &Path) -> Result<Vec<(String, Stamp)>, ArtifactError> {
 struct Kept {
     stamps: Vec<(String, Stamp)>,
     artifact: Artifact,
+    /// When the files began to be read, in nanoseconds since 1970.
+    digested_at: i128,
+}
+
+impl Kept {
+    /// Whether the files must be what was digested, now that they have these stamps: those of that time, and so much
+    /// older than the reading that no later change can have left them as they are.
+    fn is_certain(&self, stamps: &[(String, Stamp)]) -> bool {
+        const COARSE: i128 = 2_000_000_000;
+        let settled = |stamp: &Stamp| stamp.changed_ns.max(stamp.modified_ns) + COARSE < self.digested_at;
+        self.stamps == stamps && stamps.iter().all(|(_, stamp)| settled(stamp))
+    }
+}
+
+fn now_ns() -> i128 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_nanos() as i128)
 }
 
 /// Digests of files and folders by path.
@@ -107,8 +119,9 @@ impl FileCache {
         }
         let partial = self.path.with_extension(format!("{}", std::process::id()));
         let bytes = serde_json::to_vec(&held.0).expect("stamps are plain data");
-        let folder = self.path.parent().map(std::fs::create_dir_all);
-        let written = folder.unwrap_or(Ok(())).and_then(|()| std::fs::write(&partial, bytes));
+        // Only the cache itself is made: a command that just looks leaves no `.cuda-agent` behind.
+        let _ = self.path.parent().map(std::fs::create_dir);
+        let written = std::fs::write(&partial, bytes);
         let _ = written.and_then(|()| std::fs::rename(&partial, &self.path));
     }
 
@@ -117,16 +130,17 @@ impl FileCache {
         if !path.exists() {
             return Err(absent(path));
         }
+        let digested_at = now_ns();
         let stamps = stamps(path).map_err(|error| error.to_string())?;
         let mut held = self.kept.lock().expect("no panic happens under this lock");
-        let kept = held.0.get(path).filter(|kept| {
-            kept.stamps == stamps && kept.artifact.port_type == port_type && !stamps.iter().any(|(_, s)| s.is_racy())
-        });
+        let known = held.0.get(path);
+        let kept = known.filter(|kept| kept.artifact.port_type == port_type && kept.is_certain(&stamps));
         let artifact = match kept {
             Some(kept) => kept.artifact.clone(),
             None => {
                 let artifact = digest_outside(path, port_type).map_err(|error| error.to_string())?;
-                held.0.insert(path.to_owned(), Kept { stamps: stamps.clone(), artifact: artifact.clone() });
+                let kept = Kept { stamps: stamps.clone(), artifact: artifact.clone(), digested_at };
+                held.0.insert(path.to_owned(), kept);
                 held.1 = true;
                 artifact
             }
@@ -204,4 +218,76 @@ pub async fn tagged(store: &Store, name: &str, tag: &str) -> Result<Input, Strin
     let record = store.record(&target.key).await.map_err(error)?.map(|(_, record)| record);
     let artifact = record.and_then(|record| record.outputs.get(&target.output).cloned());
     artifact.map(Input::stored).ok_or_else(|| format!("what {name}@{tag} names is gone from {}", store.url()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: i128 = 1_000_000_000;
+
+    fn stamp(modified_s: i128, changed_s: i128) -> Vec<(String, Stamp)> {
+        let stamp = Stamp { inode: 1, size: 1, modified_ns: modified_s * SECOND, changed_ns: changed_s * SECOND };
+        vec![("f".to_owned(), stamp)]
+    }
+
+    fn artifact(text: &str) -> Artifact {
+        let digest = Digest::of_bytes(text.as_bytes());
+        let (parts, columns) = (Vec::new(), Vec::new());
+        Artifact { port_type: PortType::Tree, digest, size: 1, blob: digest, parts, rows: None, columns }
+    }
+
+    /// All these times are long ago: when the digest is asked for again does not count, only when it was taken.
+    #[test]
+    fn a_digest_taken_right_after_a_change_is_never_trusted() {
+        let certain = |stamps: &Vec<(String, Stamp)>, digested_s: i128| {
+            let kept =
+                Kept { stamps: stamps.clone(), artifact: artifact("x"), digested_at: digested_s * SECOND };
+            kept.is_certain(stamps)
+        };
+        assert!(!certain(&stamp(100, 100), 101), "another change in the same tick would not show");
+        assert!(!certain(&stamp(100, 100), 102));
+        assert!(certain(&stamp(100, 100), 103));
+        assert!(!certain(&stamp(50, 100), 101), "the time of modification can be set back, that of change cannot");
+        assert!(!certain(&stamp(200, 100), 103), "nor is one in the future certain");
+        let mut two = stamp(10, 10);
+        two.extend(stamp(100, 100));
+        assert!(!certain(&two, 101), "every file counts");
+    }
+
+    #[test]
+    fn a_kept_digest_is_used_where_it_is_certain() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("f");
+        std::fs::write(&file, "real").unwrap();
+        let stamps = stamps(&file).unwrap();
+        let changed = stamps[0].1.changed_ns;
+        let answer = |digested_at: i128| {
+            let cache = FileCache::load(&folder.path().join("cache/files.json"));
+            let kept = Kept { stamps: stamps.clone(), artifact: artifact("kept"), digested_at };
+            cache.kept.lock().unwrap().0.insert(file.clone(), kept);
+            cache.input(&file, PortType::Tree).unwrap().artifact.digest
+        };
+        let kept = artifact("kept").digest;
+        assert_eq!(answer(changed + 3 * SECOND), kept);
+        assert_ne!(answer(changed + SECOND), kept);
+    }
+
+    #[test]
+    fn the_cache_is_written_only_where_its_folder_can_be_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("f");
+        std::fs::write(&file, "text").unwrap();
+        let saved = |path: &Path| {
+            let cache = FileCache::load(path);
+            cache.input(&file, PortType::Tree).unwrap();
+            cache.save();
+            path.exists()
+        };
+        assert!(saved(&folder.path().join("cache/files.json")));
+        let kept = FileCache::load(&folder.path().join("cache/files.json"));
+        assert!(kept.kept.lock().unwrap().0.contains_key(&file));
+        assert!(!saved(&folder.path().join("none/cache/files.json")));
+        assert!(!folder.path().join("none").exists());
+    }
 }
