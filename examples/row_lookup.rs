@@ -74,6 +74,6 @@ async fn fill(store: &Store, base: &Digest) {
         let results: Vec<RowResult> = (0..ROWS).map(result).collect();
         let batch = schema.batch(&results).expect("results fit");
         let bytes = segment::encode(&batch).expect("a batch can be written");
-        store.put_segment(base, bytes).await.expect("the folder can be written to");
+        store.put_segment(base, 0, bytes).await.expect("the folder can be written to");
     }
 }

@@ -54,9 +54,11 @@ pub fn nonce() -> String {
     digest::Digest::of_bytes(text.as_bytes()).to_string()[..32].to_owned()
 }
 
-/// The id of a new run: the time, so that ids sort, and a random part.
+/// The id of a new run: the time to the millisecond, so that ids sort, and a random part.
 pub fn run_id() -> String {
-    format!("{}-{}", timestamp(now() as u64), &nonce()[..6])
+    let milliseconds = (now() * 1e3) as u64;
+    let second = timestamp(milliseconds / 1000);
+    format!("{}.{:03}Z-{}", second.trim_end_matches('Z'), milliseconds % 1000, &nonce()[..6])
 }
 
 /// A time in UTC as `20260131T235959Z`.

@@ -187,7 +187,7 @@ impl Scheduler {
             return Some(step);
         }
         // What waits for resources must get what is given back, before a stage that runs grows wider.
-        if !self.queued.is_empty() && self.overtaken >= PATIENCE {
+        if !self.queued.is_empty() {
             return None;
         }
         let fits = |stage: usize| self.pools.fit(&self.needs[stage]);
@@ -268,6 +268,11 @@ impl Scheduler {
                 self.skip_after(consumer, skipped);
             }
         }
+    }
+
+    /// Whether a stage waits for resources: by-row stages then give back what they can spare.
+    pub fn is_short(&self) -> bool {
+        !self.closed && !self.queued.is_empty()
     }
 
     /// Starts nothing more.

@@ -211,3 +211,108 @@ async fn an_empty_table_makes_an_empty_table() {
     let (rows, table) = counts(&mut lab).await;
     assert_eq!((rows.total, table.len()), (0, 0));
 }
+
+#[tokio::test]
+async fn an_outage_rejects_nothing() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    // From the start: no row is ever answered.
+    asked.program(&lab, |_| Answer::Die);
+    ids(&lab, &(0..10).collect::<Vec<_>>(), "x");
+    let (report, _) = lab.run(ROWS).await;
+    assert!(report.failed["r"].message.contains("died one after another"), "{:?}", report.failed);
+    // In the middle: rows that were done before kill programs now.
+    asked.program(&lab, square);
+    ids(&lab, &[0, 1], "x");
+    counts(&mut lab).await;
+    asked.program(&lab, |_| Answer::Die);
+    ids(&lab, &[0, 1, 2], "x");
+    let (report, _) = lab.run(ROWS).await;
+    assert!(report.failed["r"].message.contains("rows that they did before"), "{:?}", report.failed);
+    asked.take();
+    asked.program(&lab, square);
+    let (rows, _) = counts(&mut lab).await;
+    assert_eq!((rows.executed, rows.rejected, asked.take()), (1, 0, vec![2]), "no row was rejected");
+}
+
+#[tokio::test]
+async fn a_lone_row_that_kills_is_judged_with_the_help_of_one_that_was_done() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, |columns| if columns["id"] == 3 { Answer::Die } else { square(columns) });
+    ids(&lab, &[1], "x");
+    counts(&mut lab).await;
+    ids(&lab, &[1, 3], "x");
+    let (rows, _) = counts(&mut lab).await;
+    assert_eq!((rows.executed, rows.rejected), (1, 1));
+}
+
+#[tokio::test]
+async fn refresh_does_every_row_again_and_the_new_results_win() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, square);
+    ids(&lab, &[1, 2, 3], "x");
+    counts(&mut lab).await;
+    for factor in [10, 20] {
+        asked.take();
+        asked.program(&lab, move |columns| {
+            Answer::Done(serde_json::json!({ "square": columns["id"].as_i64().unwrap() * factor }))
+        });
+        lab.refresh = vec!["r".into()];
+        let (rows, table) = counts(&mut lab).await;
+        assert_eq!((rows.executed, rows.reused, asked.take().len()), (3, 0, 3));
+        let squares: Vec<_> = table.iter().map(|row| row["square"].as_i64().unwrap()).collect();
+        assert_eq!(squares, [factor, 2 * factor, 3 * factor]);
+    }
+    lab.refresh.clear();
+    ids(&lab, &[3, 1], "x");
+    let (rows, table) = counts(&mut lab).await;
+    assert_eq!((rows.executed, table[0]["square"].as_i64()), (0, Some(60)));
+}
+
+#[tokio::test]
+async fn allowed_failures_are_tried_again_where_they_are_no_longer_allowed() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, |columns| if columns["id"] == 7 { Answer::Failed } else { square(columns) });
+    ids(&lab, &(0..10).collect::<Vec<_>>(), "x");
+    let lenient = ROWS.replace("inputs:", "allow_failed_rows: 1, inputs:");
+    lab.run(&lenient).await;
+    assert_eq!(lab.plan(&lenient).await, "r: hit");
+    assert_eq!(lab.plan(ROWS).await, "r: miss (1 of its rows failed last time)");
+    asked.program(&lab, square);
+    assert_eq!(counts(&mut lab).await.0.executed, 1);
+    assert_eq!(lab.plan(ROWS).await, "r: hit");
+}
+
+#[tokio::test]
+async fn resources_come_back_whatever_a_program_does() {
+    let mut lab = Lab::new();
+    // The only cores are held by a by-row stage that fails; another stage must still get them.
+    lab.host = Host::fake(1, "a made-up CPU");
+    let bad = Arc::new(|_, _, _| futures::FutureExt::boxed(async { cuda_agent::execute::launch::Exit::Success }));
+    lab.launcher.on("lab/rows", bad);
+    ids(&lab, &[1, 2], "x");
+    let text = "stages:\n  r: { uses: lab/rows, inputs: { rows: { path: ids.parquet } } }\n  \
+        late: { uses: lab/make, with: { text: late } }\n  later: { uses: lab/join, inputs: { a: late.out } }\n";
+    let run = tokio::time::timeout(std::time::Duration::from_secs(20), lab.run(text));
+    let (report, _) = run.await.expect("the run ends");
+    assert!(report.failed["r"].message.contains("left 1 rows unanswered"), "{:?}", report.failed);
+    assert_eq!(report.executed, ["late", "later"]);
+}
+
+#[tokio::test]
+async fn a_misleading_index_is_found_out() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, square);
+    ids(&lab, &[1, 2, 3, 4], "x");
+    counts(&mut lab).await;
+    let index = std::fs::read_dir(lab.folders().cache.join("rows")).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = std::fs::read(&index).unwrap();
+    let end = bytes.len();
+    let (first, second) = bytes[end - 64..].split_at_mut(32);
+    first.swap_with_slice(second);
+    std::fs::write(&index, bytes).unwrap();
+    ids(&lab, &[4, 3, 2, 1], "x");
+    let (rows, table) = counts(&mut lab).await;
+    assert_eq!(rows.executed, 0);
+    let squares: Vec<_> = table.iter().map(|row| row["square"].as_i64().unwrap()).collect();
+    assert_eq!(squares, [16, 9, 4, 1]);
+}

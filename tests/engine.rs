@@ -308,3 +308,71 @@ async fn a_tag_feeds_another_pipeline() {
     let (report, _) = lab.run(text).await;
     assert!(lab.text(&report, "b").await.contains("hello"));
 }
+
+#[tokio::test]
+async fn a_damaged_record_is_made_again_once() {
+    let mut lab = Lab::new();
+    let text = "stages: { a: { uses: lab/make } }";
+    let (report, _) = lab.run(text).await;
+    lab.refresh = vec!["a".into()];
+    lab.run(text).await;
+    lab.refresh.clear();
+    let key = lab.store.run(&report.run).await.unwrap().unwrap().stages["a"].key.unwrap();
+    lab.store.overwrite(&format!("v1/records/{key}/00000002"), &b"{torn"[..]).await.unwrap();
+    assert_eq!(lab.launches(text).await, ["a"]);
+    assert_eq!(lab.launches(text).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn refresh_replaces_a_damaged_blob_of_the_right_size() {
+    let mut lab = Lab::new();
+    let text = "stages:\n  a: { uses: lab/make }\n  b: { uses: lab/join, inputs: { a: a.out } }\n";
+    let (report, _) = lab.run(text).await;
+    let blob = report.outputs["a"]["out"].parts[0];
+    let name = cuda_agent::store::blob_name(&blob);
+    let size = lab.store.size_of(&name).await.unwrap().unwrap() as usize;
+    lab.store.overwrite(&name, vec![b'x'; size]).await.unwrap();
+    lab.refresh = vec!["a".into(), "b".into()];
+    let (report, launched) = lab.run(text).await;
+    assert!(report.failed.is_empty(), "{:?}", report.failed);
+    assert_eq!(launched, ["a", "b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_program_that_talks_without_end_cannot_put_off_its_timeout() {
+    let mut lab = Lab::new();
+    lab.launcher.on(
+        "lab/make",
+        Arc::new(|_, _, channels| {
+            async move {
+                let event = cuda_agent_protocol::Event::Progress { done: 1, total: None, unit: "x".into() };
+                loop {
+                    let _ = channels.events.send(Ok(event.clone())).await;
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            }
+            .boxed()
+        }),
+    );
+    let (report, _) = lab.run("stages: { a: { uses: lab/make, timeout: 5s } }").await;
+    assert_eq!(report.failed["a"].message, "timed out after 5.0 s");
+    assert!(lab.events.len() < 100, "progress is passed on only as often as anybody looks");
+}
+
+#[tokio::test]
+async fn a_port_gets_only_the_columns_that_count() {
+    let mut lab = Lab::new();
+    let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let columns = seen.clone();
+    lab.launcher.on(
+        "lab/columns",
+        Arc::new(move |folder, request, channels| {
+            let info = cuda_agent::artifact::table::inspect(&folder.join("inputs/rows.parquet")).unwrap();
+            columns.lock().unwrap().extend(info.columns.into_iter().map(|column| column.name));
+            echo()(folder, request, channels)
+        }),
+    );
+    crate::support::write_ids(&lab.folder.path().join("ids.parquet"), &[1], "x");
+    lab.launches("stages: { a: { uses: lab/columns, inputs: { rows: { path: ids.parquet } } } }").await;
+    assert_eq!(*seen.lock().unwrap(), ["id"]);
+}

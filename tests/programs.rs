@@ -200,3 +200,66 @@ fn a_stage_kind_in_a_folder_needs_nothing_recompiled() {
     let plan = sandbox.good(&["plan", "p.yaml"]);
     assert!(plan.contains("program changed: helper.py"), "{plan}");
 }
+
+#[test]
+fn an_output_that_is_a_link_takes_nobodys_files() {
+    let sandbox = sandbox("ln -s \"$MINE\" outputs/out");
+    sandbox.write("mine/weights.bin", &"x".repeat(100_000));
+    let text = std::fs::read_to_string(sandbox.path("p.yaml")).unwrap();
+    let mine = sandbox.path("mine").display().to_string();
+    sandbox.write("p.yaml", &text.replace("    outputs:", &format!("    env: {{ MINE: {mine} }}\n    outputs:")));
+    let error = sandbox.bad(1, &["run", "p.yaml"]);
+    assert!(error.contains("it is a link to") && error.contains("copy what it points to"), "{error}");
+    assert!(sandbox.path("mine/weights.bin").exists());
+}
+
+#[test]
+fn links_and_second_names_inside_an_output_are_copied() {
+    let command = "mkdir outputs/out; head -c 100000 /dev/zero > outputs/out/big; ln -s big outputs/out/link; \
+                   ln outputs/out/big tmp/other; ln outputs/out/big outputs/out/twin";
+    let sandbox = sandbox(command);
+    sandbox.good(&["run", "p.yaml"]);
+    sandbox.good(&["export", "a.out", "there"]);
+    for name in ["big", "link", "twin"] {
+        assert_eq!(std::fs::metadata(sandbox.path("there").join(name)).unwrap().len(), 100_000);
+    }
+}
+
+#[test]
+fn a_pipe_as_a_table_is_refused() {
+    let sandbox = sandbox("mkfifo outputs/out.parquet");
+    let text = std::fs::read_to_string(sandbox.path("p.yaml")).unwrap();
+    sandbox.write("p.yaml", &text.replace("out: tree", "out: { type: table, columns: { n: int64 } }"));
+    let error = sandbox.bad(1, &["run", "p.yaml"]);
+    assert!(error.contains("out.parquet is not a file"), "{error}");
+}
+
+#[test]
+fn a_flood_of_events_does_not_drown_ctrl_c() {
+    let sandbox = sandbox(r#"while true; do echo '{"event":"progress","done":1,"total":null,"unit":"x"}' >&3; done"#);
+    let mut engine = sandbox.command(&["run", "p.yaml"]).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    let started = Instant::now();
+    let engine_id = nix::unistd::Pid::from_raw(engine.id() as i32);
+    nix::sys::signal::kill(engine_id, nix::sys::signal::Signal::SIGINT).unwrap();
+    assert_eq!(engine.wait().unwrap().code(), Some(130));
+    assert!(started.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_by_row_program_that_answers_nonsense_fails_at_once() {
+    let sandbox = Sandbox::new();
+    sandbox
+        .write("cuda-agent.yaml", "stages: [kinds]\n")
+        .write(
+            "kinds/bad/stage.yaml",
+            "name: my/bad\nversion: 1.0.0\nsummary: Bad.\ninputs: { rows: { type: table, columns: { id: int64 } } }\n\
+             outputs: { rows: { type: table, columns: [ { name: x, type: int64 } ] } }\nby_row: { port: rows }\n\
+             run: [sh, bad.sh]\nsources: [bad.sh]\n",
+        )
+        .write("kinds/bad/bad.sh", "read line; echo not json >&3; sleep 1000\n")
+        .write("p.yaml", "name: p\nstages: { s: { uses: my/bad, inputs: { rows: { path: ids.parquet } } } }\n");
+    crate::support::write_ids(&sandbox.path("ids.parquet"), &[2, 3], "x");
+    let error = sandbox.bad(1, &["run", "p.yaml"]);
+    assert!(error.contains("a line of its events is not an event"), "{error}");
+}

@@ -94,3 +94,31 @@ fn a_rotated_secret_reruns_nothing() {
     sandbox.variables[0].1 = "another-value".into();
     assert_eq!(sandbox.executed(&["p.yaml"]), [""; 0]);
 }
+
+#[test]
+fn no_event_carries_it_in_any_field() {
+    let command = r#"for event in '"progress","done":1,"unit":' '"metric","value":1,"name":' '"log","message":"x","level":'; do
+        echo "{\"event\":$event\"$TOKEN\"}" >&3; done; echo ok > outputs/out"#;
+    let sandbox = sandbox(command);
+    let output = sandbox.output(&["run", "p.yaml", "--json"]);
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && printed.contains("[secret]") && !printed.contains("s3cr3t"), "{printed}");
+    let mut found = Vec::new();
+    leaks(&sandbox.path(".cuda-agent"), &mut found);
+    assert!(found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn a_table_with_it_is_not_published_and_its_error_does_not_tell_it() {
+    for (column, told) in [("t: utf8", "contains the value of a secret"), ("t: int64", "[secret]")] {
+        let sandbox = sandbox(r#"echo "{\"t\": \"$TOKEN\"}" > outputs/out.jsonl"#);
+        let text = std::fs::read_to_string(sandbox.path("p.yaml")).unwrap();
+        sandbox
+            .write("p.yaml", &text.replace("out: tree", &format!("out: {{ type: table, columns: {{ {column} }} }}")));
+        let error = sandbox.bad(1, &["run", "p.yaml"]);
+        assert!(error.contains(told) && !error.contains("s3cr3t"), "{error}");
+        let mut found = Vec::new();
+        leaks(&sandbox.path(".cuda-agent"), &mut found);
+        assert!(found.is_empty(), "not in the attempt's folder either: {found:?}");
+    }
+}

@@ -6,7 +6,7 @@ use std::path::Path;
 use cuda_agent::artifact::{Artifact, tree};
 use cuda_agent::digest::Digest;
 use cuda_agent::key::{Preimage, ProgramIdentity};
-use cuda_agent::store::{Record, RunManifest, Store, Tag, blob_name};
+use cuda_agent::store::{Again, Record, RunManifest, Store, Tag, blob_name};
 use cuda_agent_protocol::PortType;
 
 fn record(text: &str) -> Record {
@@ -43,14 +43,14 @@ async fn blobs(store: &Store, scratch: &Path) {
     let digest = Digest::of_bytes(&bytes);
     assert!(!store.has_blob(&digest).await.unwrap());
     assert_eq!(store.get_blob(&digest).await.unwrap(), None);
-    store.put_blob(&digest, bytes.clone().into()).await.unwrap();
-    store.put_blob(&digest, bytes.clone().into()).await.unwrap();
+    store.put_blob(&digest, bytes.clone().into(), Again::No).await.unwrap();
+    store.put_blob(&digest, bytes.clone().into(), Again::No).await.unwrap();
     assert_eq!(store.get_blob(&digest).await.unwrap().unwrap(), bytes);
     assert_eq!(store.read_range(&blob_name(&digest), 5, 3).await.unwrap(), "byt");
     let file = scratch.join("file");
     std::fs::write(&file, vec![7; 200_000]).unwrap();
     let big = Digest::of_file(&file).unwrap();
-    store.put_blob_file(&big, &file).await.unwrap();
+    store.put_blob_file(&big, &file, Again::No).await.unwrap();
     let copy = scratch.join("copy");
     assert!(store.fetch_blob(&big, &copy).await.unwrap());
     assert_eq!(Digest::of_file(&copy).unwrap(), big);
@@ -118,13 +118,13 @@ async fn trees(store: &Store, scratch: &Path) {
         columns: Vec::new(),
     };
     assert_eq!(store.missing_blob(&artifact).await.unwrap(), Some(blob));
-    store.put_blob(&blob, tree::to_blob(&scan.entries).into()).await.unwrap();
+    store.put_blob(&blob, tree::to_blob(&scan.entries).into(), Again::No).await.unwrap();
     assert!(store.missing_blob(&artifact).await.unwrap().is_some());
     for (digest, bytes) in scan.packs {
-        store.put_blob(&digest, bytes.into()).await.unwrap();
+        store.put_blob(&digest, bytes.into(), Again::No).await.unwrap();
     }
     for (digest, file) in scan.files {
-        store.put_blob_file(&digest, &file).await.unwrap();
+        store.put_blob_file(&digest, &file, Again::No).await.unwrap();
     }
     assert_eq!(store.missing_blob(&artifact).await.unwrap(), None);
     assert_eq!(store.tree_entries(&artifact).await.unwrap().unwrap(), scan.entries);
@@ -133,7 +133,7 @@ async fn trees(store: &Store, scratch: &Path) {
 async fn the_rest(store: &Store) {
     let base = Digest([5; 32]);
     assert!(store.segments(&base).await.unwrap().is_empty());
-    let segment = store.put_segment(&base, b"segment"[..].into()).await.unwrap();
+    let segment = store.put_segment(&base, 2, b"segment"[..].into()).await.unwrap();
     assert_eq!(store.segments(&base).await.unwrap(), [segment]);
     assert_eq!(store.segment(&base, &segment).await.unwrap().unwrap(), "segment");
     let run = |id: &str| RunManifest {
@@ -157,8 +157,10 @@ async fn the_rest(store: &Store) {
     store.put_tag("name", "v1", &tag).await.unwrap();
     assert_eq!(store.tag("name", "v1").await.unwrap(), Some(tag));
     assert_eq!(store.tag("name", "v2").await.unwrap(), None);
-    store.put_log("run", "a.log", b"printed"[..].into()).await.unwrap();
-    assert_eq!(store.log("run", "a.log").await.unwrap().unwrap(), "printed");
+    for name in ["a.log", "c[x=~,y=a%b].log"] {
+        store.put_log("run", name, b"printed"[..].into()).await.unwrap();
+        assert_eq!(store.log("run", name).await.unwrap().unwrap(), "printed");
+    }
 }
 
 async fn conforms(store: Store) {

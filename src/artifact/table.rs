@@ -105,6 +105,12 @@ pub fn inspect(path: &Path) -> Result<TableInfo, ArtifactError> {
 /// Finds what a program wrote for a table port, `x.parquet` or `x.jsonl`, and makes it Parquet at `parquet`.
 pub fn adopt(parquet: &Path, declared: &[OutputColumn]) -> Result<(), ArtifactError> {
     let lines = parquet.with_extension("jsonl");
+    for path in [parquet, &lines] {
+        // Opening a pipe would wait for ever for somebody to write to it.
+        if path.exists() && !path.is_file() {
+            return Err(ArtifactError::Contract(format!("{} is not a file", file_name(path))));
+        }
+    }
     match (parquet.exists(), lines.exists()) {
         (true, true) => Err(ArtifactError::Contract(format!(
             "the program wrote both {} and {}; one of them is the table",

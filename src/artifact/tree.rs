@@ -109,6 +109,7 @@ pub fn scan(root: &Path) -> Result<Scan, ArtifactError> {
     let mut scan = Scan { entries: Vec::new(), files: Vec::new(), packs: Vec::new() };
     let mut pack: Vec<u8> = Vec::new();
     let mut packed: Vec<usize> = Vec::new();
+    let mut seen = std::collections::HashSet::new();
     for (path, real) in list(root)? {
         let metadata = fs::metadata(&real).map_err(ArtifactError::io(&real))?;
         let executable = metadata.permissions().mode() & 0o100 != 0;
@@ -127,7 +128,10 @@ pub fn scan(root: &Path) -> Result<Scan, ArtifactError> {
         } else {
             entry.digest = Digest::of_file(&real).map_err(ArtifactError::io(&real))?;
             entry.blob = entry.digest;
-            scan.files.push((entry.digest, real));
+            // Twice the same content, perhaps through a link, is one blob.
+            if seen.insert(entry.digest) {
+                scan.files.push((entry.digest, real));
+            }
         }
         scan.entries.push(entry);
     }

@@ -16,6 +16,28 @@ pub struct Options {
     kind: Option<String>,
 }
 
+/// `uses: run` is no manifest's kind: the stage itself says what it takes and makes.
+const RUN: &str = "run: a command of the pipeline, with declared inputs and outputs
+
+  report:
+    uses: run
+    inputs: { tasks: kept.tasks, notes: { path: notes.txt } }
+    files: [scripts/report.py]
+    run: python3 scripts/report.py inputs/tasks.parquet inputs/notes > outputs/report
+    outputs: { report: tree }
+
+fields:
+  run       text, given to `sh -euc`, or a list of words
+  inputs    each lies at inputs/NAME (a file or folder) or inputs/NAME.parquet (a table)
+  outputs   NAME: tree, or NAME: { type: table, columns: { id: int64, … } }; write outputs/NAME, or outputs/NAME.parquet
+            or outputs/NAME.jsonl for a table
+  files     files and folders beside the pipeline that the command needs; it sees no others, and a change of one reruns it
+  env       variables to set; they count in the key
+  secrets   names of the pipeline's secrets: each becomes a variable of that name, and shows nowhere
+
+The working directory is a fresh folder; HOME and TMPDIR lie in it.
+";
+
 /// Lists stage kinds, or describes one.
 pub fn stages(project: &Project, options: Options) -> Result<Exit, CliError> {
     let Some(name) = options.kind else {
@@ -34,6 +56,10 @@ pub fn stages(project: &Project, options: Options) -> Result<Exit, CliError> {
         print(&text);
         return Ok(Exit::Done);
     };
+    if name == "run" {
+        print(RUN);
+        return Ok(Exit::Done);
+    }
     let Some(kind) = project.catalog.kind(&name) else {
         let error = CliError::usage(format!("unknown stage kind `{name}`"));
         let names = project.catalog.kinds().map(|kind| kind.manifest.name.as_str());
@@ -78,8 +104,15 @@ fn described(manifest: &Manifest) -> String {
         text.push_str("\nparams (under `with:`):\n");
     }
     for (name, param) in &manifest.params {
-        let default = param.default.as_ref().map_or_else(|| "required".to_owned(), |value| format!("default {value}"));
-        text.push_str(&entry(&format!("{name}: {}, {default}", param.param_type.name()), &param.doc, 2));
+        let mut facts = vec![param.param_type.name().to_owned()];
+        facts.push(param.default.as_ref().map_or_else(|| "required".to_owned(), |value| format!("default {value}")));
+        facts.extend(param.min.map(|min| format!("at least {min}")));
+        facts.extend(param.max.map(|max| format!("at most {max}")));
+        if !param.choices.is_empty() {
+            let choices: Vec<String> = param.choices.iter().map(serde_json::Value::to_string).collect();
+            facts.push(format!("of {}", choices.join(", ")));
+        }
+        text.push_str(&entry(&format!("{name}: {}", facts.join(", ")), &param.doc, 2));
     }
     let resources = &manifest.resources;
     text.push_str(&format!("\nresources: cpu {}, gpu {}", resources.cpu, resources.gpu));

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressState, ProgressStyle};
 
 use crate::event::{RunEvent, RunOutcome, StageOutcome, Subscriber};
 use crate::execute::seconds;
@@ -68,8 +68,8 @@ pub fn line(event: &RunEvent) -> Option<String> {
             format!("{stage}: {done}{total} {unit}")
         }
         RunEvent::Message { stage, level, message } if level != "debug" => match level.as_str() {
-            "info" => format!("{stage}: {message}"),
-            level => format!("{stage}: {level}: {message}"),
+            "info" => format!("{stage}: {}", printable(message)),
+            level => format!("{stage}: {level}: {}", printable(message)),
         },
         RunEvent::StageRetry { stage, message, wait_s } => {
             format!("{stage}: {message}; trying again in {}", seconds(Duration::from_secs_f64(*wait_s)))
@@ -88,6 +88,12 @@ pub fn line(event: &RunEvent) -> Option<String> {
         }
         RunEvent::StageHit { .. } | RunEvent::Metric { .. } | RunEvent::Message { .. } => return None,
     })
+}
+
+/// A text that cannot move the cursor: a program's control characters are not ours.
+fn printable(text: &str) -> String {
+    let shown = |c: char| if c.is_control() && c != '\t' { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect()
 }
 
 fn todo(rows: &RowCounts) -> String {
@@ -112,9 +118,9 @@ pub fn because(reasons: &[MissReason]) -> String {
 }
 
 fn failed(stage: &str, message: &str, hint: Option<&str>, log_tail: &[String]) -> String {
-    let mut text = format!("{stage}: failed: {message}");
+    let mut text = format!("{stage}: failed: {}", printable(message));
     for line in log_tail {
-        text.push_str(&format!("\n  | {line}"));
+        text.push_str(&format!("\n  | {}", printable(line)));
     }
     if let Some(hint) = hint {
         text.push_str(&format!("\n  hint: {hint}"));
@@ -149,6 +155,26 @@ fn summary(
     format!("{ended} in {took}: {}", parts.join(", "))
 }
 
+/// A rate for people: a whole one, or one a minute where it is slow.
+fn rate(per_second: f64) -> String {
+    match per_second {
+        rate if rate <= 0.0 || !rate.is_finite() => String::new(),
+        rate if rate >= 10.0 => format!("{rate:.0}/s"),
+        rate if rate >= 1.0 => format!("{rate:.1}/s"),
+        rate => format!("{:.0}/min", rate * 60.0),
+    }
+}
+
+/// A name that fits: the middle goes, since cells of a matrix differ at their ends.
+fn shortened(name: &str, width: usize) -> String {
+    let letters: Vec<char> = name.chars().collect();
+    if letters.len() <= width {
+        return name.to_owned();
+    }
+    let (head, tail) = (width / 2, width - width / 2 - 1);
+    letters[..head].iter().chain(&['…']).chain(&letters[letters.len() - tail..]).collect()
+}
+
 /// A bar for each stage that runs, and lines above them.
 pub struct Bars {
     all: MultiProgress,
@@ -170,7 +196,7 @@ impl Bars {
     fn start(&mut self, stage: &str, attempt: u32, reasons: &[MissReason], rows: Option<&RowCounts>) {
         let template = "{spinner} {prefix:<24!} {elapsed:>5} {wide_msg}";
         let style = ProgressStyle::with_template(template).expect("the template is right");
-        let bar = self.all.add(ProgressBar::new_spinner().with_style(style).with_prefix(stage.to_owned()));
+        let bar = self.all.add(ProgressBar::new_spinner().with_style(style).with_prefix(shortened(stage, 24)));
         let again = if attempt > 1 { format!("attempt {attempt} · ") } else { String::new() };
         bar.set_message(match rows {
             Some(rows) => format!("{again}{} rows to do, {} in the store", rows.executed, rows.reused),
@@ -180,13 +206,23 @@ impl Bars {
         self.bars.insert(stage.to_owned(), bar);
     }
 
+    /// A bar from the start, where it is known how much there is to do.
+    fn start_rows(&mut self, stage: &str, rows: &RowCounts) {
+        if rows.executed > 0 {
+            self.progress(stage, 0, Some(rows.executed), "rows");
+        }
+    }
+
     fn progress(&mut self, stage: &str, done: u64, total: Option<u64>, unit: &str) {
         let Some(bar) = self.bars.get(stage) else { return };
         if let Some(total) = total
             && bar.length() != Some(total)
         {
-            let template = "{spinner} {prefix:<24!} {elapsed:>5} {wide_bar} {pos}/{len} {msg} {per_sec:>10} eta {eta}";
-            bar.set_style(ProgressStyle::with_template(template).expect("the template is right"));
+            let template = "{spinner} {prefix:<24!} {elapsed:>5} {wide_bar} {pos}/{len} {msg} {rate:>8} eta {eta:>4}";
+            let style = ProgressStyle::with_template(template).expect("the template is right");
+            bar.set_style(style.with_key("rate", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+                let _ = write!(out, "{}", rate(state.per_sec()));
+            }));
             bar.set_length(total);
             bar.set_message(unit.to_owned());
         }
@@ -205,6 +241,9 @@ impl Subscriber for Bars {
                     bar.finish_and_clear();
                 }
                 self.start(stage, *attempt, reasons, rows.as_ref());
+                if let Some(rows) = rows {
+                    self.start_rows(stage, rows);
+                }
             }
             RunEvent::StageProgress { stage, done, total, unit } => self.progress(stage, *done, *total, unit),
             RunEvent::StageFinished { stage, outcome, .. } => {
@@ -224,5 +263,17 @@ impl Subscriber for Bars {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_and_names_are_for_people() {
+        assert_eq!([rate(0.0), rate(0.386), rate(2.14), rate(57.3)], ["", "23/min", "2.1/s", "57/s"]);
+        assert_eq!(shortened("fan[model=a-very-long-name,lr=0.1]", 24), "fan[model=a-…ame,lr=0.1]");
+        assert_eq!(printable("a\u{1b}[2Jb\tc"), "a\\u{1b}[2Jb\tc");
     }
 }

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 
 use cuda_agent_protocol::request::InputFile;
 use cuda_agent_protocol::{
-    ByRowRequest, InputRequest, OutputRequest, PROTOCOL_VERSION, PYTHON_TWIN, PortType, Request, ResourceGrant,
+    ByRowRequest, ColumnType, InputRequest, OutputRequest, PROTOCOL_VERSION, PYTHON_TWIN, PortType, Request,
+    ResourceGrant,
 };
 
 use super::launch::Launch;
 use super::{Failure, Job};
-use crate::artifact::{ArtifactError, tree};
+use crate::artifact::{ArtifactError, table, tree};
 use crate::catalog::ProgramFiles;
 use crate::digest::Digest;
 use crate::plan::inputs::Input;
@@ -118,11 +119,16 @@ async fn place_inputs(job: &Job, folder: &Path) -> Result<BTreeMap<String, Input
         let mut files = Vec::new();
         for (number, input) in inputs.iter().enumerate() {
             let name = if declared.list { format!("{port}/{number}") } else { port.clone() };
-            let path = Path::new("inputs").join(artifact_name(&name, declared.port_type));
+            // What a command gets by a tag is known only now.
+            let port_type = if job.stage().command.is_some() { input.artifact.port_type } else { declared.port_type };
+            let path = Path::new("inputs").join(artifact_name(&name, port_type));
             let target = folder.join(&path);
             let above = target.parent().expect("inputs lie in a folder");
             fs::create_dir_all(above).map_err(ArtifactError::io(above))?;
             place(&job.context.store, input, &target).await?;
+            if !declared.columns.is_empty() {
+                project(&target, &declared.columns)?;
+            }
             files.push(InputFile {
                 port_type: input.artifact.port_type,
                 path,
@@ -134,6 +140,20 @@ async fn place_inputs(job: &Job, folder: &Path) -> Result<BTreeMap<String, Input
         requests.insert(port.clone(), request);
     }
     Ok(requests)
+}
+
+/// Leaves only the columns that the port declares: the others do not count in the key, so they must not be read.
+fn project(path: &Path, columns: &BTreeMap<String, ColumnType>) -> Result<(), ArtifactError> {
+    let (schema, batches) = table::read(path)?;
+    let fields = schema.fields().iter().enumerate();
+    let kept: Vec<usize> =
+        fields.filter(|(_, field)| columns.contains_key(field.name())).map(|(index, _)| index).collect();
+    if kept.len() == schema.fields().len() {
+        return Ok(());
+    }
+    let projected: Result<Vec<_>, _> = batches.iter().map(|batch| batch.project(&kept)).collect();
+    let schema = schema.project(&kept).map_err(ArtifactError::malformed(path))?;
+    table::write(path, &schema.into(), &projected.map_err(ArtifactError::malformed(path))?)
 }
 
 /// Copies an input to where the program finds it: a copy, so that the program cannot change the original.
@@ -294,7 +314,8 @@ fn environment(job: &Job, folder: &Path, grant: &ResourceGrant, search: &[PathBu
         let search: Vec<String> = search.iter().map(|folder| folder.display().to_string()).collect();
         set("PYTHONPATH", search.join(":"));
     }
-    let gpus: Vec<String> = grant.gpus.iter().map(u32::to_string).collect();
+    let gpus: Vec<&str> =
+        grant.gpus.iter().filter_map(|gpu| Some(job.context.gpus.get(*gpu as usize)?.as_str())).collect();
     set("CUDA_VISIBLE_DEVICES", gpus.join(","));
     environment.extend(job.stage().env.clone());
     environment.extend(job.secrets.iter().cloned());

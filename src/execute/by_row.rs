@@ -1,8 +1,10 @@
 //! Executing a by-row stage: only rows without a result are done, each program is fed one row after another, and every
 //! answer is kept as it comes.
 //!
-//! A row whose program died or took too long is suspect: it is tried once more alone in a program, and only if that
-//! dies too is the row itself at fault (`rejected`). What the program itself reports as `failed` is never kept.
+//! A row whose program died or took too long is suspect: it is tried once more alone in a program. If that dies too, the row
+//! is condemned, but rejected only once a program has answered some row that is known to be good: a machine that
+//! lost its GPU kills programs on every row, and must not fill the store with rejections. What the program itself
+//! reports as `failed` is never kept.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -16,7 +18,7 @@ use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::mpsc;
 
-use super::launch::{Channels, Exit, Stop};
+use super::launch::{Channels, EVENTS, Exit, Stop};
 use super::{Failure, Job, Message, attempt, stage};
 use crate::artifact::{column, json, table};
 use crate::digest::Digest;
@@ -31,7 +33,7 @@ use crate::store::{Record, RowCounts};
 const FLUSH_BYTES: usize = 4 * 1024 * 1024;
 /// …or after so long.
 const FLUSH_AFTER: Duration = Duration::from_secs(60);
-/// Programs that die one after another without answering a row: then it is not the rows.
+/// Programs that die one after another without any row being answered: then it is not the rows.
 const DEATHS: u32 = 3;
 
 /// The rows of a stage's input.
@@ -53,7 +55,10 @@ pub async fn execute(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
     let store = job.context.store.clone();
     adopt_orphans(job, &schema, &base).await?;
     let index = RowIndex::load(&store, &base, &cache).await?;
-    let todo = missing(&rows.digests, |row| index.find(row).is_some());
+    // A refresh does every row again, and its results win over those that are there.
+    let refresh = job.is_refresh();
+    let epoch = index.epoch() + u32::from(refresh);
+    let todo = missing(&rows.digests, |row| !refresh && index.find(row).is_some());
     let distinct = rows.digests.iter().collect::<HashSet<_>>().len() as u64;
     let mut counts =
         RowCounts { total: rows.digests.len() as u64, reused: distinct - todo.len() as u64, ..RowCounts::default() };
@@ -65,10 +70,11 @@ pub async fn execute(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
     });
     let mut metrics = BTreeMap::new();
     if !todo.is_empty() {
-        let mut driver = Driver::new(job, &rows, &schema, base, todo, folder.to_owned())?;
+        let control = rows.digests.iter().position(|row| index.find(row).is_some());
+        let mut driver = Driver::new(job, &rows, &schema, (base, epoch), todo, control, folder.to_owned())?;
         let outcome = driver.drive().await;
-        driver.dismiss();
-        // Whatever happened, the rows that are done stay done.
+        driver.dismiss().await;
+        // Whatever happened, the rows that are done stay done. Where they cannot be published, the journal keeps them.
         driver.flush().await?;
         (counts.executed, counts.failed) = (driver.answered, driver.failed.len() as u64);
         metrics = std::mem::take(&mut driver.metrics);
@@ -80,8 +86,13 @@ pub async fn execute(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
         outcome?;
         refuse_failed_rows(job, &failed)?;
     }
-    let index = RowIndex::load(&store, &base, &cache).await?;
-    let results = Results::load(&store, &base, &index, &rows.digests, &schema).await?;
+    let mut index = RowIndex::load(&store, &base, &cache).await?;
+    let mut results = Results::load(&store, &base, &index, &rows.digests, &schema).await?;
+    if results.misled {
+        let _ = std::fs::remove_file(&cache);
+        index = RowIndex::load(&store, &base, &cache).await?;
+        results = Results::load(&store, &base, &index, &rows.digests, &schema).await?;
+    }
     let lost = results.missing(&rows.digests).into_iter().collect::<HashSet<_>>().len() as u64;
     if lost > counts.failed {
         return Err(Failure::environment(format!("{} row results are gone from the store", lost - counts.failed))
@@ -124,10 +135,11 @@ async fn read_rows(job: &Job, folder: &Path) -> Result<Rows, Failure> {
 
 /// Publishes what engines that were killed had finished.
 async fn adopt_orphans(job: &Job, schema: &SegmentSchema, base: &Digest) -> Result<(), Failure> {
-    for (results, journal) in journal::orphans(&job.state_folder()) {
+    let store = &job.context.store;
+    for (epoch, results, journal) in journal::orphans(&job.state_folder(), store.url()) {
         let kept: Vec<RowResult> = latest(results.into_iter().filter(|result| schema.check(result).is_ok()));
         if !kept.is_empty() {
-            job.context.store.put_segment(base, segment::encode(&schema.batch(&kept)?)?).await?;
+            store.put_segment(base, epoch, segment::encode(&schema.batch(&kept)?)?).await?;
         }
         journal.remove();
     }
@@ -163,6 +175,8 @@ struct Worker {
     stop: tokio::sync::watch::Sender<Stop>,
     alone: bool,
     answered: u64,
+    /// When it last answered, or started.
+    heard_at: Instant,
     overdue: bool,
 }
 
@@ -172,24 +186,30 @@ struct Driver<'a> {
     rows: &'a Rows,
     schema: &'a SegmentSchema,
     base: Digest,
+    epoch: u32,
     folder: PathBuf,
     by_digest: HashMap<String, usize>,
     todo: VecDeque<usize>,
     suspects: VecDeque<usize>,
     suspected: HashSet<usize>,
+    /// Rows that killed a program twice.
+    condemned: Vec<RowResult>,
+    /// A row that a program has done before; it is tried again before anything is rejected.
+    control: Option<usize>,
+    control_runs: bool,
+    control_passed: bool,
     total: u64,
     answered: u64,
     failed: Vec<RowResult>,
     waiting: Vec<RowResult>,
     waiting_bytes: usize,
     flushed_at: Instant,
-    segments: u32,
     journal: Option<Journal>,
     metrics: BTreeMap<String, f64>,
     workers: BTreeMap<u32, Worker>,
     running: FuturesUnordered<BoxFuture<'static, (u32, Exit)>>,
-    events: mpsc::UnboundedSender<(u32, Result<Event, String>)>,
-    heard: mpsc::UnboundedReceiver<(u32, Result<Event, String>)>,
+    events: mpsc::Sender<(u32, Result<Event, String>)>,
+    heard: mpsc::Receiver<(u32, Result<Event, String>)>,
     started: u32,
     deaths: u32,
     deadline: Option<tokio::time::Instant>,
@@ -201,15 +221,16 @@ impl<'a> Driver<'a> {
         job: &'a mut Job,
         rows: &'a Rows,
         schema: &'a SegmentSchema,
-        base: Digest,
+        (base, epoch): (Digest, u32),
         todo: VecDeque<usize>,
+        control: Option<usize>,
         folder: PathBuf,
     ) -> Result<Self, Failure> {
-        let (events, heard) = mpsc::unbounded_channel();
-        let journal = Journal::create(&job.state_folder(), &job.context.run)?;
+        let (events, heard) = mpsc::channel(EVENTS);
+        let journal = Journal::create(&job.state_folder(), job.context.store.url(), epoch, &job.context.run)?;
         let timeout = job.stage().timeout;
         Ok(Self {
-            by_digest: todo.iter().map(|row| (rows.digests[*row].to_string(), *row)).collect(),
+            by_digest: todo.iter().chain(&control).map(|row| (rows.digests[*row].to_string(), *row)).collect(),
             total: todo.len() as u64,
             deadline: timeout.map(|timeout| tokio::time::Instant::now() + timeout),
             deadline_unix_s: timeout.map(stage::unix_deadline),
@@ -217,16 +238,20 @@ impl<'a> Driver<'a> {
             rows,
             schema,
             base,
+            epoch,
             folder,
             todo,
             suspects: VecDeque::new(),
             suspected: HashSet::new(),
+            condemned: Vec::new(),
+            control,
+            control_runs: false,
+            control_passed: false,
             answered: 0,
             failed: Vec::new(),
             waiting: Vec::new(),
             waiting_bytes: 0,
             flushed_at: Instant::now(),
-            segments: 0,
             journal: Some(journal),
             metrics: BTreeMap::new(),
             workers: BTreeMap::new(),
@@ -255,22 +280,26 @@ impl<'a> Driver<'a> {
         let mut grants_open = true;
         while !self.workers.is_empty() {
             tokio::select! {
+                // Programs that talk without end must not be able to put off clock and Ctrl-C.
                 biased;
-                Some((worker, event)) = self.heard.recv() => self.hear(worker, event)?,
+                _ = self.job.stop.changed() => self.stop_all(),
+                _ = tick.tick() => self.look_at_clock().await?,
                 Some((worker, exit)) = self.running.next() => self.ended(worker, exit).await?,
+                Some((worker, event)) = self.heard.recv() => self.hear(worker, event)?,
                 grant = self.job.grants.recv(), if grants_open => match grant {
                     Some(grant) if self.has_work() => self.start(grant).await?,
                     Some(grant) => self.job.send(Message::GiveBack(grant)),
                     None => grants_open = false,
                 },
-                _ = tick.tick() => self.look_at_clock().await?,
-                _ = self.job.stop.changed() => self.stop_all(),
             }
         }
-        match *self.job.stop.borrow() {
-            Stop::Go => Ok(()),
-            _ => Err(Failure::cancelled()),
+        if *self.job.stop.borrow() != Stop::Go {
+            return Err(Failure::cancelled());
         }
+        for row in std::mem::take(&mut self.condemned) {
+            self.keep(row)?;
+        }
+        Ok(())
     }
 
     fn has_work(&self) -> bool {
@@ -299,27 +328,33 @@ impl<'a> Driver<'a> {
         };
         let (rows, fed) = mpsc::channel(self.window().max(1));
         let (stop, stopped) = tokio::sync::watch::channel(Stop::Go);
-        let (events, mut heard) = mpsc::unbounded_channel();
+        let (events, mut heard) = mpsc::channel(EVENTS);
         let all = self.events.clone();
         let channels = Channels { events, rows: Some(fed), log: self.job.log.clone(), stop: stopped };
         let running = self.job.context.launcher.launch(prepared.launch, channels);
         // Events of a program come before its end, so that no answer is lost when it dies.
         let running = async move {
-            tokio::pin!(running);
-            loop {
-                tokio::select! {
-                    biased;
-                    Some(event) = heard.recv() => drop(all.send((id, event))),
-                    exit = &mut running => {
-                        while let Ok(event) = heard.try_recv() {
-                            let _ = all.send((id, event));
-                        }
-                        return (id, exit);
+            let forward = async {
+                while let Some(event) = heard.recv().await {
+                    if all.send((id, event)).await.is_err() {
+                        break;
                     }
                 }
+            };
+            // The program's end closes its channel, so the forwarding ends too, with the last of its events passed on.
+            let (exit, ()) = futures::join!(running, forward);
+            (id, exit)
+        };
+        // A task of its own: it must go on while this one is busy, and it dies with this one.
+        let mut task = tokio::task::JoinSet::new();
+        task.spawn(running);
+        let ended = async move {
+            match task.join_next().await {
+                Some(Ok(ended)) => ended,
+                _ => (id, Exit::NotStarted("its task was ended".into())),
             }
         };
-        self.running.push(running.boxed());
+        self.running.push(ended.boxed());
         let worker = Worker {
             folder,
             grant,
@@ -328,6 +363,7 @@ impl<'a> Driver<'a> {
             stop,
             alone: false,
             answered: 0,
+            heard_at: Instant::now(),
             overdue: false,
         };
         self.workers.insert(id, worker);
@@ -339,10 +375,18 @@ impl<'a> Driver<'a> {
     fn feed(&mut self, id: u32) {
         let window = self.window();
         let stage_seed = self.job.seed();
+        let spare = *self.job.wanted.borrow() && self.workers.keys().next() != Some(&id);
         let Some(worker) = self.workers.get_mut(&id) else { return };
         let Some(sender) = worker.rows.clone() else { return };
         if worker.in_flight.is_empty() {
             worker.alone = false;
+        }
+        // Another stage waits for what this program has, and the oldest program goes on alone.
+        if spare && worker.answered > 0 {
+            if worker.in_flight.is_empty() {
+                worker.rows = None;
+            }
+            return;
         }
         while !worker.alone && worker.in_flight.len() < window {
             let row = match self.todo.pop_front() {
@@ -372,6 +416,13 @@ impl<'a> Driver<'a> {
     fn hear(&mut self, id: u32, event: Result<Event, String>) -> Result<(), Failure> {
         let result = match event {
             Ok(Event::Row(result)) => result,
+            // Perhaps an answer that nobody will ever get: better to say so than to wait for it.
+            Err(error) => {
+                let message = format!("a line of its events is not an event: {error}");
+                return Err(
+                    Failure::permanent(message).with_hint("each answer to a row is one JSON object on one line")
+                );
+            }
             other => {
                 stage::notice(self.job, other, &mut self.metrics);
                 return Ok(());
@@ -385,8 +436,16 @@ impl<'a> Driver<'a> {
         };
         worker.in_flight.remove(place);
         worker.answered += 1;
+        worker.heard_at = Instant::now();
         self.deaths = 0;
-        self.keep(result)?;
+        if self.control_runs && row == self.control {
+            self.control_passed = true;
+        } else {
+            if result.status == RowStatus::Done {
+                self.control = row;
+            }
+            self.keep(result)?;
+        }
         self.feed(id);
         Ok(())
     }
@@ -407,12 +466,7 @@ impl<'a> Driver<'a> {
             self.waiting_bytes += serde_json::to_vec(&result.outputs).map_or(0, |bytes| bytes.len());
             self.waiting.push(result);
         }
-        self.job.tell(RunEvent::StageProgress {
-            stage: self.job.stage().name.clone(),
-            done: self.answered,
-            total: Some(self.total),
-            unit: "rows".into(),
-        });
+        self.job.progress(self.answered, Some(self.total), "rows");
         Ok(())
     }
 
@@ -432,20 +486,45 @@ impl<'a> Driver<'a> {
         let Some(worker) = self.workers.remove(&id) else { return Ok(()) };
         let grant = worker.grant.clone();
         let stopping = *self.job.stop.borrow() != Stop::Go;
+        let mut judged = Ok(());
         if !stopping && (exit != Exit::Success || !worker.in_flight.is_empty()) {
-            self.judge(&worker, &exit)?;
+            judged = self.judge(&worker, &exit);
         }
-        let _ = std::fs::remove_dir_all(&worker.folder);
-        if !stopping && self.has_work() {
+        if judged.is_ok() {
+            let _ = std::fs::remove_dir_all(&worker.folder);
+            if !stopping && !self.has_work() && self.workers.is_empty() {
+                judged = self.ask_control();
+            }
+        }
+        let spare = *self.job.wanted.borrow() && !self.workers.is_empty();
+        if judged.is_ok() && !stopping && !spare && self.has_work() {
             return self.start(grant).await;
         }
         self.job.send(Message::GiveBack(grant));
+        judged
+    }
+
+    /// Before rows are rejected for killing programs: does a program still do a row that it did before?
+    fn ask_control(&mut self) -> Result<(), Failure> {
+        if self.condemned.is_empty() || self.control_runs {
+            return Ok(());
+        }
+        let Some(control) = self.control else {
+            let rows = self.condemned.len();
+            let why = self.condemned[0].detail.clone().unwrap_or_default();
+            let message = format!("the program died on each of the {rows} rows that it was given ({why})");
+            return Err(Failure::new(message).with_hint(
+                "no row was done, so the machine or the program may be at fault: nothing is rejected, and the next run tries again",
+            ));
+        };
+        self.control_runs = true;
+        self.suspects.push_back(control);
         Ok(())
     }
 
     /// A program ended that should not have: is it a row's doing?
     fn judge(&mut self, worker: &Worker, exit: &Exit) -> Result<(), Failure> {
-        if let Some(failure) = stage::explained(self.job, &worker.folder) {
+        if let Some(failure) = stage::explained(&worker.folder) {
             return Err(failure);
         }
         if *exit == Exit::Success {
@@ -454,26 +533,31 @@ impl<'a> Driver<'a> {
                 worker.in_flight.len()
             )));
         }
-        if worker.in_flight.is_empty()
-            || matches!(exit, Exit::NotStarted(_) | Exit::Code(super::supervise::CANNOT_START))
-        {
-            self.deaths += 1;
-            if worker.answered == 0 || self.deaths >= DEATHS {
-                return Err(Failure::new(stage::described(exit)));
-            }
+        if matches!(exit, Exit::NotStarted(_) | Exit::Code(super::supervise::CANNOT_START)) {
+            return Err(Failure::new(stage::described(exit)));
+        }
+        if self.control_runs && !self.control_passed {
+            let message = format!("programs now die on rows that they did before: {}", stage::described(exit));
+            return Err(Failure::new(message).with_hint("is a GPU lost, or the memory full? Nothing was rejected"));
+        }
+        self.deaths += 1;
+        let never_worked = self.control.is_none() && self.deaths > DEATHS + self.workers.len() as u32;
+        if never_worked || (worker.in_flight.is_empty() && self.deaths >= DEATHS) {
+            let message = format!("{} programs died one after another: {}", self.deaths, stage::described(exit));
+            return Err(Failure::new(message));
         }
         let reason = if worker.overdue { "timeout" } else { "crash" };
         for (row, _) in &worker.in_flight {
             let again = !self.suspected.insert(*row);
             if again && worker.alone {
                 let detail = if worker.overdue { "it took too long, twice".to_owned() } else { stage::described(exit) };
-                self.keep(RowResult {
+                self.condemned.push(RowResult {
                     row: self.rows.digests[*row].to_string(),
                     status: RowStatus::Rejected,
                     reason: Some(reason.into()),
                     detail: Some(detail),
                     outputs: BTreeMap::new(),
-                })?;
+                });
             } else {
                 self.suspects.push_back(*row);
             }
@@ -493,7 +577,9 @@ impl<'a> Driver<'a> {
         }
         let Some(limit) = self.row_timeout() else { return Ok(()) };
         for worker in self.workers.values_mut() {
-            if worker.in_flight.iter().any(|(_, since)| since.elapsed() > limit) && !worker.overdue {
+            // A row that waits behind others has not been taking long.
+            let begun = |since: &Instant| (*since).max(worker.heard_at);
+            if worker.in_flight.iter().any(|(_, since)| begun(since).elapsed() > limit) && !worker.overdue {
                 worker.overdue = true;
                 let _ = worker.stop.send(Stop::Kill);
             }
@@ -510,8 +596,14 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Ends what still runs after a failure: a program dies with its future.
-    fn dismiss(&mut self) {
+    /// Ends what still runs after a failure, and waits a moment for it: a GPU is not free while its last program dies.
+    async fn dismiss(&mut self) {
+        for worker in self.workers.values() {
+            let _ = worker.stop.send(Stop::Kill);
+        }
+        self.heard.close();
+        let all = async { while self.running.next().await.is_some() {} };
+        let _ = tokio::time::timeout(Duration::from_secs(2), all).await;
         self.running.clear();
         for worker in std::mem::take(&mut self.workers).into_values() {
             self.job.send(Message::GiveBack(worker.grant));
@@ -524,11 +616,11 @@ impl<'a> Driver<'a> {
         if self.waiting.is_empty() {
             return Ok(());
         }
-        let results = latest(std::mem::take(&mut self.waiting).into_iter());
-        self.waiting_bytes = 0;
-        self.segments += 1;
+        let results = latest(self.waiting.iter().cloned());
         let bytes = segment::encode(&self.schema.batch(&results)?)?;
-        self.job.context.store.put_segment(&self.base, bytes).await?;
+        self.job.context.store.put_segment(&self.base, self.epoch, bytes).await?;
+        self.waiting.clear();
+        self.waiting_bytes = 0;
         Ok(())
     }
 }

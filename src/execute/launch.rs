@@ -37,8 +37,9 @@ pub struct Launch {
 
 /// The engine's end of a running program.
 pub struct Channels {
-    /// What the program says. A line that is no event is an `Err`.
-    pub events: mpsc::UnboundedSender<Result<Event, String>>,
+    /// What the program says. A line that is no event is an `Err`. The channel is short, so that a program that talks
+    /// without end has to wait.
+    pub events: mpsc::Sender<Result<Event, String>>,
     /// Rows for its standard input, where it is by-row; it ends when the sender does.
     pub rows: Option<mpsc::Receiver<RowInput>>,
     /// What it prints.
@@ -46,6 +47,9 @@ pub struct Channels {
     /// Whether it should go on.
     pub stop: watch::Receiver<Stop>,
 }
+
+/// How many events may wait to be heard.
+pub const EVENTS: usize = 256;
 
 /// Whether a program should go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -227,7 +231,7 @@ async fn sleep_until(deadline: Option<tokio::time::Instant>) {
 /// No event is longer: whatever writes more without a line end is not speaking the protocol.
 const LONGEST_EVENT: usize = 256 * 1024 * 1024;
 
-async fn forward_events(pipe: pipe::Receiver, events: mpsc::UnboundedSender<Result<Event, String>>) {
+async fn forward_events(pipe: pipe::Receiver, events: mpsc::Sender<Result<Event, String>>) {
     let mut reader = BufReader::with_capacity(1 << 16, pipe);
     let mut line = Vec::new();
     loop {
@@ -243,7 +247,7 @@ async fn forward_events(pipe: pipe::Receiver, events: mpsc::UnboundedSender<Resu
             let start: String = String::from_utf8_lossy(&line).trim().chars().take(120).collect();
             format!("{error}: {start}")
         });
-        if events.send(event).is_err() {
+        if events.send(event).await.is_err() {
             return;
         }
     }

@@ -115,6 +115,8 @@ pub struct Context {
     pub folders: Folders,
     /// What `python` stands for.
     pub python: PathBuf,
+    /// What CUDA calls each GPU of the pool.
+    pub gpus: Vec<String>,
     /// Starts programs.
     pub launcher: Arc<dyn Launcher>,
 }
@@ -147,6 +149,10 @@ pub struct Job {
     pub log: Arc<Mutex<Log>>,
     /// Whether to go on.
     pub stop: watch::Receiver<Stop>,
+    /// Whether other stages wait for what this one's further programs have.
+    pub wanted: watch::Receiver<bool>,
+    said: u32,
+    progressed: Option<Instant>,
     messages: mpsc::UnboundedSender<Message>,
 }
 
@@ -183,6 +189,47 @@ impl Job {
         NEXT.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Whether it runs again although the store has its result.
+    pub fn is_refresh(&self) -> bool {
+        self.reasons.contains(&MissReason::Refresh)
+    }
+
+    /// A text without secrets.
+    pub fn redact(&self, text: &str) -> String {
+        self.log.lock().expect("no panic happens under this lock").redact(text)
+    }
+
+    fn without_secrets(&self, failure: Failure) -> Failure {
+        let message = self.redact(&failure.message);
+        let hint = failure.hint.as_deref().map(|hint| self.redact(hint));
+        Failure { message, hint, ..failure }
+    }
+
+    /// Passes on a message, up to a number that people may read.
+    pub fn say(&mut self, level: String, message: String) {
+        const MOST: u32 = 1000;
+        self.said += 1;
+        let stage = self.stage().name.clone();
+        if self.said < MOST {
+            self.tell(RunEvent::Message { stage, level, message });
+        } else if self.said == MOST {
+            let message = format!("that were {MOST} messages; the rest is in its log alone");
+            self.tell(RunEvent::Message { stage, level: "warning".into(), message });
+        }
+    }
+
+    /// Passes on progress, but not more often than anybody looks.
+    pub fn progress(&mut self, done: u64, total: Option<u64>, unit: &str) {
+        const OFTEN: Duration = Duration::from_millis(100);
+        let is_last = total == Some(done);
+        if !is_last && self.progressed.is_some_and(|last| last.elapsed() < OFTEN) {
+            return;
+        }
+        self.progressed = Some(Instant::now());
+        let stage = self.stage().name.clone();
+        self.tell(RunEvent::StageProgress { stage, done, total, unit: unit.to_owned() });
+    }
+
     /// Tells subscribers.
     pub fn tell(&self, event: RunEvent) {
         self.send(Message::Event(event));
@@ -212,6 +259,18 @@ pub fn file_name(stage: &str) -> String {
     }
     let kept: String = stage.chars().filter(|c| plain(*c)).take(60).collect();
     format!("{kept}-{}", &Digest::of_bytes(stage.as_bytes()).to_string()[..12])
+}
+
+/// Stands for the stage of a job that only waited.
+const NO_STAGE: usize = usize::MAX;
+/// How long an interrupted run waits for what cannot be interrupted.
+const GRACE_OF_KILL: Duration = Duration::from_secs(2);
+
+async fn until(instant: Option<tokio::time::Instant>) {
+    match instant {
+        Some(instant) => tokio::time::sleep_until(instant).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// What jobs tell the loop.
@@ -295,6 +354,8 @@ struct Run<'e, 'a> {
     messages: mpsc::UnboundedSender<Message>,
     inbox: mpsc::UnboundedReceiver<Message>,
     stop: watch::Sender<Stop>,
+    wanted: watch::Sender<bool>,
+    kill_at: Option<tokio::time::Instant>,
     manifest: RunManifest,
     recorded: bool,
     alive: Option<work::Alive>,
@@ -318,6 +379,7 @@ impl Engine<'_> {
             store: self.store.clone(),
             folders: self.folders.clone(),
             python: self.host.python.clone(),
+            gpus: self.host.gpus.iter().map(|gpu| gpu.id.clone()).collect(),
             launcher: self.launcher.clone(),
         });
         let planner = self.planner();
@@ -356,6 +418,8 @@ impl Engine<'_> {
             messages,
             inbox,
             stop: watch::Sender::new(Stop::Go),
+            wanted: watch::Sender::new(false),
+            kill_at: None,
             manifest,
             recorded: false,
             alive: None,
@@ -505,20 +569,33 @@ impl<'e, 'a> Run<'e, 'a> {
                     self.interrupt();
                 }
             }
+            self.wanted.send_if_modified(|wanted| std::mem::replace(wanted, self.scheduler.is_short()) != *wanted);
             let stopping = *self.stop.borrow() != Stop::Go;
             if self.jobs.is_empty() && (stopping || self.scheduler.is_done()) {
                 break;
             }
+            assert!(!self.jobs.is_empty(), "a stage waits for what nobody will give back");
             tokio::select! {
+                // Whoever talks much must not drown who wants to stop.
                 biased;
-                Some(message) = self.inbox.recv() => self.hear(message),
+                Some(()) = interrupts.recv() => self.interrupt(),
+                () = until(self.kill_at), if self.kill_at.is_some() => {
+                    self.jobs.abort_all();
+                    break;
+                }
                 Some(ended) = self.jobs.join_next() => {
                     let (index, outcome) = ended.expect("jobs do not panic");
                     self.drain();
                     self.finish(index, outcome).await?;
                 }
-                Some(()) = interrupts.recv() => self.interrupt(),
-                _ = heartbeat.tick() => self.record_run("running").await?,
+                _ = heartbeat.tick() => {
+                    // A store that is away for a moment costs a sign of life, not the run.
+                    if let Err(error) = self.record_run("running").await {
+                        let (stage, level) = (String::from("run"), String::from("warning"));
+                        self.tell(RunEvent::Message { stage, level, message: error.to_string() });
+                    }
+                }
+                Some(message) = self.inbox.recv() => self.hear(message),
             }
         }
         self.drain();
@@ -533,6 +610,8 @@ impl<'e, 'a> Run<'e, 'a> {
 
     fn interrupt(&mut self) {
         let stop = if *self.stop.borrow() == Stop::Go { Stop::Terminate } else { Stop::Kill };
+        let patience = if stop == Stop::Kill { GRACE_OF_KILL } else { GRACE + GRACE_OF_KILL };
+        self.kill_at = Some(tokio::time::Instant::now() + patience);
         self.stop.send_replace(stop);
         self.scheduler.close();
     }
@@ -650,6 +729,9 @@ impl<'e, 'a> Run<'e, 'a> {
             secrets,
             log,
             stop: self.stop.subscribe(),
+            wanted: self.wanted.subscribe(),
+            said: 0,
+            progressed: None,
             messages: self.messages.clone(),
         };
         if stage.kind.by_row.is_none() {
@@ -715,11 +797,12 @@ impl<'e, 'a> Run<'e, 'a> {
         // As a job, so that the run does not end meanwhile.
         self.jobs.spawn(async move {
             tokio::select! {
-                () = tokio::time::sleep(wait) => {}
-                _ = stop.changed() => {}
+                () = tokio::time::sleep(wait) => {
+                    let _ = messages.send(Message::Again(index));
+                    (NO_STAGE, Err(Failure::cancelled()))
+                }
+                _ = stop.changed() => (index, Err(Failure::cancelled())),
             }
-            let _ = messages.send(Message::Again(index));
-            (usize::MAX, Err(Failure::cancelled()))
         });
     }
 
@@ -826,7 +909,15 @@ impl<'e, 'a> Run<'e, 'a> {
             }
         }
         self.manifest.ended_at = Some(crate::now());
-        let recorded = self.record_run(self.report.outcome.name()).await;
+        let mut recorded = self.record_run(self.report.outcome.name()).await;
+        if let Err(error) = &recorded
+            && self.report.executed.is_empty()
+        {
+            // A run that made nothing needs no store that can be written to.
+            let (stage, level) = (String::from("run"), String::from("warning"));
+            self.tell(RunEvent::Message { stage, level, message: format!("the run is not recorded: {error}") });
+            recorded = Ok(());
+        }
         if let Some(alive) = self.alive.take() {
             work::release(alive, &self.context.folders.work, &self.context.run, &self.kept);
         }
@@ -863,6 +954,3 @@ pub fn seconds(duration: Duration) -> String {
         s => format!("{:.1} h", s / 3600.0),
     }
 }
-
-/// How long an interrupted run waits for its programs before it goes.
-pub const PATIENCE: Duration = Duration::from_secs(GRACE.as_secs() + 2);

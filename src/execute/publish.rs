@@ -2,15 +2,17 @@
 
 use std::path::Path;
 
+use arrow::array::Array;
 use cuda_agent_protocol::manifest::OutputPort;
 use cuda_agent_protocol::{ColumnType, PortType};
 
 use super::log::Redactor;
+use crate::artifact::column::{canonical, encode};
 use crate::artifact::tree::{self, Scan};
 use crate::artifact::{Artifact, ArtifactError, table};
 use crate::digest::Digest;
 use crate::plan::inputs::of_table;
-use crate::store::{Store, StoreError};
+use crate::store::{Again, Store, StoreError};
 
 /// Trees in more blobs than this do not list them in their record.
 const MOST_PARTS: usize = 64;
@@ -51,8 +53,10 @@ pub async fn publish(
     columns_closed: bool,
     path: &Path,
     secrets: &Redactor,
+    again: Again,
 ) -> Result<Artifact, PublishError> {
     let wrong = |error| PublishError::Output { port: port.to_owned(), error };
+    refuse_links(path).map_err(wrong)?;
     // Small outputs are not worth another thread's wake-up, and most are small.
     let prepared = if is_small(path) {
         prepare(declared, columns_closed, path)
@@ -66,7 +70,7 @@ pub async fn publish(
             if !secrets.is_idle() && table_has_secret(path, secrets).map_err(wrong)? {
                 return Err(PublishError::Secret { port: port.to_owned() });
             }
-            store.put_blob_file(&artifact.blob, path).await?;
+            store.put_blob_file(&artifact.blob, path, again).await?;
             Ok(artifact)
         }
         Prepared::Tree { artifact, scan } => {
@@ -74,15 +78,35 @@ pub async fn publish(
                 return Err(PublishError::Secret { port: port.to_owned() });
             }
             for (digest, bytes) in scan.packs {
-                store.put_blob(&digest, bytes.into()).await?;
+                store.put_blob(&digest, bytes.into(), again).await?;
             }
             for (digest, file) in &scan.files {
-                store.put_blob_file(digest, file).await?;
+                store.put_blob_file(digest, file, again).await?;
             }
-            store.put_blob(&artifact.blob, tree::to_blob(&scan.entries).into()).await?;
+            store.put_blob(&artifact.blob, tree::to_blob(&scan.entries).into(), again).await?;
             Ok(artifact)
         }
     }
+}
+
+/// An output that is a link out of the attempt's folder points to somebody's own files, and publishing moves files.
+fn refuse_links(path: &Path) -> Result<(), ArtifactError> {
+    let lines = path.with_extension("jsonl");
+    for path in [path, &lines] {
+        if !path.is_symlink() {
+            continue;
+        }
+        let attempt = path.parent().and_then(Path::parent).unwrap_or(path);
+        let real = path.canonicalize().map_err(ArtifactError::io(path))?;
+        let attempt = attempt.canonicalize().map_err(ArtifactError::io(path))?;
+        if !real.starts_with(&attempt) {
+            return Err(ArtifactError::Contract(format!(
+                "it is a link to {}, outside the attempt's folder; copy what it points to",
+                real.display()
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn is_small(path: &Path) -> bool {
@@ -146,10 +170,17 @@ fn tree_has_secret(scan: &Scan, secrets: &Redactor) -> Result<bool, ArtifactErro
 
 /// Parquet is compressed, so the values are looked at.
 fn table_has_secret(path: &Path, secrets: &Redactor) -> Result<bool, ArtifactError> {
-    for batch in table::reader(path)? {
-        let batch = batch.map_err(ArtifactError::malformed(path))?;
-        for row in crate::artifact::json::rows(&batch) {
-            if secrets.finds(serde_json::to_string(&row).expect("rows are plain data").as_bytes()) {
+    let (schema, batches) = table::read(path)?;
+    if secrets.finds(format!("{schema:?}").as_bytes()) {
+        return Ok(true);
+    }
+    let mut bytes = Vec::new();
+    for column in batches.iter().flat_map(|batch| batch.columns()) {
+        let column = canonical(column).map_err(ArtifactError::malformed(path))?;
+        for row in 0..column.len() {
+            bytes.clear();
+            encode(&column, row, &mut bytes);
+            if secrets.finds(&bytes) {
                 return Ok(true);
             }
         }

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use cuda_agent_protocol::{Event, ProgramError, RowStatus};
 use tokio::sync::mpsc;
 
-use super::launch::{Channels, Exit, Stop};
+use super::launch::{Channels, EVENTS, Exit, Stop};
 use super::publish::{PublishError, publish};
 use super::{Failure, Job, attempt, by_row};
 use crate::event::RunEvent;
 use crate::plan::Outputs;
-use crate::store::{Record, RowCounts};
+use crate::spec::Command;
+use crate::store::{Again, Record, RowCounts};
 
 /// Executes a stage and publishes its outputs.
 pub async fn execute(job: &mut Job) -> Result<Record, Failure> {
@@ -21,6 +22,11 @@ pub async fn execute(job: &mut Job) -> Result<Record, Failure> {
         true => by_row::execute(job, &folder).await,
         false => whole(job, &folder).await,
     };
+    let outcome = outcome.map_err(|failure| job.without_secrets(failure));
+    // What a program was about to publish may hold its secrets.
+    if outcome.is_err() && !job.secrets.is_empty() {
+        let _ = std::fs::remove_dir_all(&folder);
+    }
     // The folder of a failure is kept to be looked at; the next run clears it.
     if let Ok(record) = &outcome {
         if !can_wait(&folder, &record.outputs) {
@@ -48,7 +54,7 @@ async fn whole(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
     let grant = job.grant.clone().expect("a stage starts with a grant");
     let deadline = job.stage().timeout;
     let attempt = attempt::prepare(job, folder, &grant, None, deadline.map(unix_deadline)).await?;
-    let (events, mut heard) = mpsc::unbounded_channel();
+    let (events, mut heard) = mpsc::channel(EVENTS);
     let channels = Channels { events, rows: None, log: job.log.clone(), stop: job.stop.clone() };
     let mut running = job.context.launcher.launch(attempt.launch, channels);
     let mut metrics = BTreeMap::new();
@@ -56,13 +62,14 @@ async fn whole(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
     tokio::pin!(timeout);
     let exit = loop {
         tokio::select! {
+            // A program that talks without end must not be able to put off its own.
             biased;
-            Some(event) = heard.recv() => notice(job, event, &mut metrics),
-            exit = &mut running => break exit,
             () = &mut timeout => {
                 drop(running);
                 return Err(timed_out(deadline.unwrap_or_default()));
             }
+            exit = &mut running => break exit,
+            Some(event) = heard.recv() => notice(job, event, &mut metrics),
         }
     };
     while let Ok(event) = heard.try_recv() {
@@ -85,29 +92,30 @@ pub fn timed_out(limit: Duration) -> Failure {
 }
 
 /// Passes on what a program says, but for answers to rows.
-pub fn notice(job: &Job, event: Result<Event, String>, metrics: &mut BTreeMap<String, f64>) {
+pub fn notice(job: &mut Job, event: Result<Event, String>, metrics: &mut BTreeMap<String, f64>) {
     let stage = job.stage().name.clone();
     match event {
-        Ok(Event::Progress { done, total, unit }) => job.tell(RunEvent::StageProgress { stage, done, total, unit }),
+        Ok(Event::Progress { done, total, unit }) => {
+            let unit = job.redact(&unit);
+            job.progress(done, total, &unit);
+        }
         Ok(Event::Metric { name, step, value }) => {
+            let name = job.redact(&name);
             metrics.insert(name.clone(), value);
             job.tell(RunEvent::Metric { stage, name, step, value });
         }
         Ok(Event::Log { level, message }) => {
-            let mut log = job.log.lock().expect("no panic happens under this lock");
-            log.note(&format!("{level}: {message}"));
-            let message = log.redact(&message);
-            drop(log);
-            job.tell(RunEvent::Message { stage, level, message });
+            let (level, message) = (job.redact(&level), job.redact(&message));
+            job.log.lock().expect("no panic happens under this lock").note(&format!("{level}: {message}"));
+            job.say(level, message);
         }
         Ok(Event::Row(row)) => {
-            let message = format!("it answered row {} ({}), but it is not by-row", row.row, status(row.status));
-            job.tell(RunEvent::Message { stage, level: "warning".into(), message });
+            let message = format!("it answered a row ({}), but it is not by-row", status(row.status));
+            job.say("warning".into(), message);
         }
         Err(error) => {
-            let message = job.log.lock().expect("no panic happens under this lock").redact(&error);
-            let message = format!("a line of its events is not an event: {message}");
-            job.tell(RunEvent::Message { stage, level: "warning".into(), message });
+            let message = format!("a line of its events is not an event: {}", job.redact(&error));
+            job.say("warning".into(), message);
         }
     }
 }
@@ -128,22 +136,38 @@ pub fn check_exit(job: &Job, folder: &Path, exit: &Exit) -> Result<(), Failure> 
     if *job.stop.borrow() != Stop::Go {
         return Err(Failure::cancelled());
     }
-    if let Some(error) = explained(job, folder) {
+    if let Some(error) = explained(folder) {
         return Err(error);
     }
-    Err(Failure::new(described(exit)))
+    let failure = Failure::new(described(exit));
+    Err(match undeclared_file(job) {
+        Some(file) => failure.with_hint(format!(
+            "a command sees only the files that it declares; if it needs `{file}`, add `files: [{file}]` to the stage"
+        )),
+        None => failure,
+    })
+}
+
+/// A word of a command that is a file beside the pipeline, but not one that was declared.
+fn undeclared_file(job: &Job) -> Option<String> {
+    let text = match job.stage().command.as_ref()? {
+        Command::Shell(text) => text.clone(),
+        Command::Words(words) => words.join(" "),
+    };
+    let words = text.split(|c: char| c.is_whitespace() || "'\"<>;|&()".contains(c)).filter(|word| !word.is_empty());
+    let declared =
+        |word: &str| job.command_files.iter().any(|(name, _)| name == word || name.starts_with(&format!("{word}/")));
+    let folder = &job.context.pipeline.folder;
+    words
+        .filter(|word| !word.starts_with(['/', '-', '.']) && !declared(word))
+        .find(|word| folder.join(word).exists())
+        .map(str::to_owned)
 }
 
 /// What a program left in `error.json`.
-pub fn explained(job: &Job, folder: &Path) -> Option<Failure> {
+pub fn explained(folder: &Path) -> Option<Failure> {
     let error: ProgramError = serde_json::from_slice(&std::fs::read(folder.join("error.json")).ok()?).ok()?;
-    let log = job.log.lock().expect("no panic happens under this lock");
-    let permanent = error.is_permanent();
-    let failure = Failure { permanent, ..Failure::new(log.redact(&error.message)) };
-    Some(match error.hint {
-        Some(hint) => failure.with_hint(log.redact(&hint)),
-        None => failure,
-    })
+    Some(Failure { permanent: error.is_permanent(), hint: error.hint, ..Failure::new(error.message) })
 }
 
 /// An exit in words.
@@ -176,7 +200,9 @@ pub async fn publish_outputs(job: &Job, folder: &Path, closed: bool) -> Result<O
     for (port, declared) in &job.stage().kind.outputs {
         let path = folder.join("outputs").join(attempt::artifact_name(port, declared.port_type));
         let redactor = super::log::Redactor::new(&job.secret_values());
-        let artifact = publish(&job.context.store, port, declared, closed, &path, &redactor).await;
+        // Where something was missing or damaged, or is made again on demand, what is there is not trusted.
+        let again = if job.generation > 0 { Again::Yes } else { Again::No };
+        let artifact = publish(&job.context.store, port, declared, closed, &path, &redactor, again).await;
         outputs.insert(
             port.clone(),
             artifact.map_err(|error| match error {

@@ -9,21 +9,25 @@ use std::path::Path;
 
 use nix::fcntl::{Flock, FlockArg};
 
-const MARK: &str = "alive";
+/// No stage's name starts with a dot.
+const MARK: &str = ".alive";
 
 /// The lock of a live run.
 pub type Alive = Flock<File>;
 
 /// Marks a run's folder as alive, and removes the folders of dead runs.
 pub fn claim(work: &Path, run: &str) -> Option<Alive> {
-    let folder = work.join(run);
-    fs::create_dir_all(&folder).ok()?;
-    let alive = lock(&File::create(folder.join(MARK)).ok()?)?;
+    // Made under another name, so that nobody sees it before it is locked.
+    let fresh = work.join(format!(".{run}"));
+    fs::create_dir_all(&fresh).ok()?;
+    let alive = lock(&File::create(fresh.join(MARK)).ok()?)?;
+    fs::rename(&fresh, work.join(run)).ok()?;
     let others = fs::read_dir(work).ok().into_iter().flatten().filter_map(Result::ok);
     for other in others.filter(|other| other.file_name().to_str() != Some(run)) {
         let mark = File::open(other.path().join(MARK));
-        // A folder without a mark is being made right now, or was made by hand.
-        if mark.is_ok_and(|mark| lock(&mark).is_some()) {
+        // A folder without a mark was made by hand; one with a dot is being made right now.
+        let is_fresh = other.file_name().to_string_lossy().starts_with('.');
+        if !is_fresh && mark.is_ok_and(|mark| lock(&mark).is_some()) {
             let _ = fs::remove_dir_all(other.path());
         }
     }

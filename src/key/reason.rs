@@ -28,6 +28,11 @@ pub enum MissReason {
         /// The output.
         output: String,
     },
+    /// The record lacks rows that failed from outside causes, more than are allowed now.
+    RowsFailed {
+        /// How many.
+        count: u64,
+    },
     /// The stage is of another kind now.
     KindChanged {
         /// Before.
@@ -185,6 +190,7 @@ impl fmt::Display for MissReason {
             Self::Refresh => f.write_str("refresh asked for"),
             Self::RecordEvicted => f.write_str("its record is gone from the store"),
             Self::BlobMissing { output } => write!(f, "output `{output}` is missing from the store or damaged"),
+            Self::RowsFailed { count } => write!(f, "{count} of its rows failed last time"),
             Self::KindChanged { old, new } => write!(f, "kind {old} → {new}"),
             Self::ParamChanged { name, old, new } => write!(f, "param {name}: {} → {}", shown(old), shown(new)),
             Self::InputChanged { port, by, columns } if columns.is_empty() => {

@@ -74,10 +74,13 @@ impl PlanError {
         match self {
             Self::Input { hint, .. } => Some(hint.clone()).filter(|hint| !hint.is_empty()),
             Self::Toolchain { error: ToolchainError::NoPython { .. }, .. } => {
-                Some("name an interpreter with `python:` in cuda-agent.yaml, or activate a virtual environment".into())
+                Some("`make venv` makes .venv; or name an interpreter with `python:` in cuda-agent.yaml or CUDA_AGENT_PYTHON".into())
             }
             Self::Toolchain { error: ToolchainError::NoPackage { package, .. }, .. } => {
-                Some(format!("install it (`pip install {package}`), or name another interpreter in cuda-agent.yaml"))
+                Some(format!(
+                    "`make venv` makes .venv with all packages; or install it (`pip install {package}`), or name another \
+                     interpreter with `python:` in cuda-agent.yaml or CUDA_AGENT_PYTHON"
+                ))
             }
             _ => None,
         }
@@ -198,7 +201,7 @@ impl<'a> Planner<'a> {
                 }
             }
             if let Err(error) = self.host.toolchain(&stage.kind) {
-                problems.push(PlanError::Toolchain { stage: stage.name.clone(), error });
+                self.add_toolchain_problem(&mut problems, stage, error);
             }
             if stage.command.is_some()
                 && let Err(error) = self.command_files(stage)
@@ -208,6 +211,18 @@ impl<'a> Planner<'a> {
             }
         }
         problems
+    }
+
+    /// One problem of the machine is one error, however many stages meet it.
+    fn add_toolchain_problem(&self, problems: &mut Vec<PlanError>, stage: &Stage, error: ToolchainError) {
+        let same = problems.iter_mut().find_map(|problem| match problem {
+            PlanError::Toolchain { stage, error: other } if *other == error => Some(stage),
+            _ => None,
+        });
+        match same {
+            Some(stages) => *stages = format!("{stages}`, `{}", stage.name),
+            None => problems.push(PlanError::Toolchain { stage: stage.name.clone(), error }),
+        }
     }
 
     /// `message` may go on with `; ` and a hint.
@@ -247,10 +262,10 @@ impl<'a> Planner<'a> {
     }
 
     async fn look_up(&self, index: usize, stage: &Stage, resolved: &Resolved) -> Result<Verdict, PlanError> {
-        let mut generation = 0;
         let mut reasons = Vec::new();
-        if let Some((newest, record)) = self.store.record(&resolved.key).await? {
-            generation = newest;
+        let (generation, record) = self.store.newest(&resolved.key).await?;
+        if let Some(record) = record {
+            let failed = record.rows.map_or(0, |rows| rows.failed);
             let mut missing = None;
             for (port, artifact) in &record.outputs {
                 if self.store.missing_blob(artifact).await?.is_some() {
@@ -260,6 +275,7 @@ impl<'a> Planner<'a> {
             }
             match missing {
                 Some(output) => reasons.push(MissReason::BlobMissing { output }),
+                None if failed > stage.allow_failed_rows => reasons.push(MissReason::RowsFailed { count: failed }),
                 None if self.refresh.contains(&index) => {}
                 None => return Ok(Verdict::Hit { record: Box::new(record) }),
             }
@@ -336,7 +352,9 @@ impl<'a> Planner<'a> {
     /// Whether a table has the columns that the port reads.
     fn fits(&self, stage: &Stage, port: &str, input: Input) -> Result<Input, String> {
         let declared = &stage.kind.inputs[port];
-        if declared.port_type.is_table() != input.artifact.rows.is_some() {
+        // A command takes what a tag names, whatever that is: nobody can know before it is looked up.
+        let open = stage.command.is_some() && matches!(stage.inputs[port][..], [Source::Artifact { .. }]);
+        if !open && declared.port_type.is_table() != input.artifact.rows.is_some() {
             let is = if input.artifact.rows.is_some() { "a table" } else { "a file or folder, not a Parquet table" };
             return Err(format!("expected {}, but this is {is}", declared.port_type));
         }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, RecordBatch, UInt64Array};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, UInt64Array};
 use arrow::compute::{concat_batches, take};
 use arrow::datatypes::{Field, Schema};
 
@@ -15,6 +15,8 @@ use crate::store::Store;
 
 /// Results of the rows that a stage needs, each once.
 pub struct Results {
+    /// Whether the index named a place where the row is not: it was made for other segments, or is damaged.
+    pub misled: bool,
     batch: RecordBatch,
     at: HashMap<Digest, u32>,
 }
@@ -35,7 +37,8 @@ impl Results {
                 wanted.entry(segment).or_default().push((place, *row));
             }
         }
-        let mut results = Self { batch: RecordBatch::new_empty(schema.schema.clone()), at: HashMap::new() };
+        let empty = RecordBatch::new_empty(schema.schema.clone());
+        let mut results = Self { misled: false, batch: empty, at: HashMap::new() };
         let mut parts = Vec::new();
         let mut segments: Vec<_> = wanted.into_iter().collect();
         segments.sort_unstable_by_key(|(segment, _)| *segment);
@@ -45,6 +48,8 @@ impl Results {
             let batches = segment::decode(bytes)?;
             let Some(first) = batches.first() else { continue };
             let whole = concat_batches(&first.schema(), &batches).map_err(contract)?;
+            let (places, wrong): (Vec<_>, Vec<_>) = places.into_iter().partition(|place| is_at(&whole, place));
+            results.misled |= !wrong.is_empty();
             let rows: UInt64Array = places.iter().map(|(place, _)| u64::from(*place)).collect();
             parts.push(take_rows(&whole, &rows)?.with_schema(schema.schema.clone()).map_err(contract)?);
             for (_, digest) in places {
@@ -107,6 +112,12 @@ impl Results {
         }
         Ok(tables)
     }
+}
+
+/// Whether a row's digest is where the index says.
+fn is_at(segment: &RecordBatch, (place, digest): &(u32, Digest)) -> bool {
+    let digests = segment.column(0).as_fixed_size_binary_opt();
+    digests.is_some_and(|d| (*place as usize) < d.len() && d.value(*place as usize) == digest.0)
 }
 
 fn take_rows(batch: &RecordBatch, rows: &UInt64Array) -> Result<RecordBatch, ArtifactError> {

@@ -3,7 +3,8 @@
 //! One listing finds the segments; the digests of each are read once and kept in a local file, so that looking up a
 //! million rows reads 32 MB and no Parquet.
 //!
-//! The file: the magic, then per segment its name (32 bytes), a little-endian `u32` count, and so many digests. It is only
+//! The file: the magic, then per segment its epoch (little-endian `u32`), its digest (32 bytes), a count (`u32`), and so many
+//! digests. What it says is checked against the segments when they are read. It is only
 //! ever appended to, and a torn end is cut off when it is read.
 
 use std::collections::HashMap;
@@ -15,9 +16,9 @@ use std::path::Path;
 use crate::artifact::ArtifactError;
 use crate::digest::Digest;
 use crate::rows::segment;
-use crate::store::{Store, StoreError};
+use crate::store::{SegmentName, Store, StoreError};
 
-const MAGIC: &[u8; 8] = b"CAROWS1\n";
+const MAGIC: &[u8; 8] = b"CAROWS2\n";
 
 /// Where a row's result is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +32,8 @@ pub struct Place {
 /// The rows of one base key.
 #[derive(Debug, Default)]
 pub struct RowIndex {
-    /// Names of the segments, sorted, so that the smaller one wins.
-    pub segments: Vec<Digest>,
+    /// Names of the segments; of two results for a row the earlier segment wins.
+    pub segments: Vec<SegmentName>,
     places: HashMap<Digest, Place, BuildHasherDefault<Prefix>>,
 }
 
@@ -73,7 +74,7 @@ impl RowIndex {
             return Ok(Self::default());
         }
         let (mut known, whole) = read_cache(cache);
-        let unseen: Vec<Digest> = listed.iter().filter(|name| !known.contains_key(*name)).copied().collect();
+        let unseen: Vec<SegmentName> = listed.iter().filter(|name| !known.contains_key(*name)).copied().collect();
         let mut fresh = Vec::new();
         for name in unseen {
             // A segment that cannot be read counts as absent: its rows are done again.
@@ -86,7 +87,7 @@ impl RowIndex {
         Ok(Self::build(listed.into_iter().filter_map(|name| known.remove(&name).map(|rows| (name, rows))).collect()))
     }
 
-    fn build(segments: Vec<(Digest, Vec<Digest>)>) -> Self {
+    fn build(segments: Vec<(SegmentName, Vec<Digest>)>) -> Self {
         let rows = segments.iter().map(|(_, rows)| rows.len()).sum();
         let mut places = HashMap::with_capacity_and_hasher(rows, BuildHasherDefault::default());
         for (index, (_, digests)) in segments.iter().enumerate() {
@@ -102,6 +103,11 @@ impl RowIndex {
         self.places.get(row).copied()
     }
 
+    /// The highest epoch of any segment.
+    pub fn epoch(&self) -> u32 {
+        self.segments.iter().map(|segment| segment.epoch).max().unwrap_or(0)
+    }
+
     /// How many rows have a result.
     pub fn len(&self) -> usize {
         self.places.len()
@@ -114,23 +120,24 @@ impl RowIndex {
 }
 
 /// What the file holds, and how many of its bytes are whole.
-fn read_cache(path: &Path) -> (HashMap<Digest, Vec<Digest>>, u64) {
+fn read_cache(path: &Path) -> (HashMap<SegmentName, Vec<Digest>>, u64) {
     let mut known = HashMap::new();
     let Ok(bytes) = fs::read(path) else { return (known, 0) };
     let Some(mut rest) = bytes.strip_prefix(MAGIC) else { return (known, 0) };
-    while let Some((name, after)) = rest.split_first_chunk::<32>() {
+    while let Some((epoch, after)) = rest.split_first_chunk::<4>() {
+        let Some((name, after)) = after.split_first_chunk::<32>() else { break };
         let Some((count, after)) = after.split_first_chunk::<4>() else { break };
         let length = u32::from_le_bytes(*count) as usize * 32;
         let Some((digests, after)) = after.split_at_checked(length) else { break };
         let digests = digests.chunks_exact(32).map(|d| Digest(d.try_into().expect("32 bytes"))).collect();
-        known.insert(Digest(*name), digests);
+        known.insert(SegmentName { epoch: u32::from_le_bytes(*epoch), digest: Digest(*name) }, digests);
         rest = after;
     }
     (known, (bytes.len() - rest.len()) as u64)
 }
 
 /// The cache is a help: where it cannot be written, the next lookup is slow, and that is all.
-fn append_cache(path: &Path, fresh: &[(Digest, Vec<Digest>)], whole: u64) {
+fn append_cache(path: &Path, fresh: &[(SegmentName, Vec<Digest>)], whole: u64) {
     if fresh.is_empty() {
         return;
     }
@@ -139,7 +146,8 @@ fn append_cache(path: &Path, fresh: &[(Digest, Vec<Digest>)], whole: u64) {
         bytes.extend(MAGIC);
     }
     for (name, digests) in fresh {
-        bytes.extend(name.0);
+        bytes.extend(name.epoch.to_le_bytes());
+        bytes.extend(name.digest.0);
         bytes.extend((digests.len() as u32).to_le_bytes());
         digests.iter().for_each(|digest| bytes.extend(digest.0));
     }
@@ -160,9 +168,22 @@ mod tests {
         Digest::of_bytes(&n.to_le_bytes())
     }
 
+    fn name(epoch: u32, n: u32) -> SegmentName {
+        SegmentName { epoch, digest: digest(n) }
+    }
+
     #[test]
-    fn the_smallest_segment_wins() {
-        let index = RowIndex::build(vec![(digest(1), vec![digest(7)]), (digest(2), vec![digest(8), digest(7)])]);
+    fn the_highest_epoch_wins_and_then_the_smallest_name() {
+        let mut names = vec![name(0, 1), name(0, 2), name(1, 3)];
+        names.sort_unstable();
+        assert_eq!(names[0], name(1, 3));
+        assert!(names[1].digest < names[2].digest);
+        assert_eq!(SegmentName::parse(&name(7, 1).to_string()), Some(name(7, 1)));
+    }
+
+    #[test]
+    fn the_first_segment_wins() {
+        let index = RowIndex::build(vec![(name(0, 1), vec![digest(7)]), (name(0, 2), vec![digest(8), digest(7)])]);
         assert_eq!(index.find(&digest(7)), Some(Place { segment: 0, row: 0 }));
         assert_eq!(index.find(&digest(8)), Some(Place { segment: 1, row: 0 }));
         assert_eq!((index.find(&digest(9)), index.len()), (None, 2));
@@ -172,13 +193,13 @@ mod tests {
     fn a_torn_cache_is_cut_and_goes_on() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rows/index");
-        append_cache(&path, &[(digest(1), vec![digest(2), digest(3)])], 0);
+        append_cache(&path, &[(name(0, 1), vec![digest(2), digest(3)])], 0);
         let (known, whole) = read_cache(&path);
-        assert_eq!(known[&digest(1)], [digest(2), digest(3)]);
+        assert_eq!(known[&name(0, 1)], [digest(2), digest(3)]);
         let mut file = fs::OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(&[1; 50]).unwrap();
         assert_eq!(read_cache(&path).1, whole);
-        append_cache(&path, &[(digest(4), vec![])], whole);
+        append_cache(&path, &[(name(1, 4), vec![])], whole);
         assert_eq!(read_cache(&path).0.len(), 2);
         fs::write(&path, b"something else").unwrap();
         assert_eq!(read_cache(&path).1, 0);

@@ -12,6 +12,7 @@ use cuda_agent_protocol::RowResult;
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::artifact::ArtifactError;
+use crate::digest::Digest;
 
 /// A journal that this engine writes.
 pub struct Journal {
@@ -20,11 +21,11 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Starts a journal in the state folder of a base key.
-    pub fn create(state: &Path, run: &str) -> Result<Self, ArtifactError> {
+    /// Starts a journal in the state folder of a base key, for results that go to `store` with this epoch.
+    pub fn create(state: &Path, store: &str, epoch: u32, run: &str) -> Result<Self, ArtifactError> {
         fs::create_dir_all(state).map_err(ArtifactError::io(state))?;
         let path = (0..)
-            .map(|number| state.join(format!("rows-{run}-{number}.jsonl")))
+            .map(|number| state.join(format!("{}{epoch:08}-{run}-{number}.jsonl", prefix(store))))
             .find(|path| !path.exists())
             .expect("numbers do not end");
         let file = OpenOptions::new().create_new(true).append(true).open(&path).map_err(ArtifactError::io(&path))?;
@@ -46,19 +47,23 @@ impl Journal {
     }
 }
 
-/// Journals that dead engines left: their answers, and the held files to be removed once those are published.
-pub fn orphans(state: &Path) -> Vec<(Vec<RowResult>, Journal)> {
+/// What a journal's name starts with: another store must not get its rows.
+fn prefix(store: &str) -> String {
+    format!("rows-{}-", &Digest::of_bytes(store.as_bytes()).to_string()[..8])
+}
+
+/// Journals that dead engines left for this store: epoch, answers, and the held file to be removed once those are published.
+pub fn orphans(state: &Path, store: &str) -> Vec<(u32, Vec<RowResult>, Journal)> {
     let Ok(items) = fs::read_dir(state) else { return Vec::new() };
     let mut found = Vec::new();
     for path in items.filter_map(|item| item.ok().map(|item| item.path())) {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        if !(name.starts_with("rows-") && name.ends_with(".jsonl")) {
-            continue;
-        }
+        let Some(rest) = name.strip_prefix(&prefix(store)).filter(|rest| rest.ends_with(".jsonl")) else { continue };
+        let Some(epoch) = rest.get(..8).and_then(|epoch| epoch.parse().ok()) else { continue };
         let Ok(file) = OpenOptions::new().read(true).append(true).open(&path) else { continue };
         // Held: its engine lives.
         let Ok(file) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else { continue };
-        found.push((read(&path), Journal { path, file }));
+        found.push((epoch, read(&path), Journal { path, file }));
     }
     found
 }
@@ -83,17 +88,18 @@ mod tests {
     #[test]
     fn only_orphans_are_taken_and_a_torn_line_is_dropped() {
         let folder = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(folder.path(), "r1").unwrap();
+        let mut journal = Journal::create(folder.path(), "file:///a", 3, "r1").unwrap();
         journal.append(&result("a")).unwrap();
         journal.append(&result("b")).unwrap();
-        assert!(orphans(folder.path()).is_empty(), "a held journal belongs to a live engine");
+        assert!(orphans(folder.path(), "file:///a").is_empty(), "a held journal belongs to a live engine");
         let path = journal.path.clone();
         drop(journal);
         OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"row\":\"c\",\"sta").unwrap();
-        let mut left = orphans(folder.path());
-        let (results, held) = left.pop().unwrap();
-        assert_eq!(results, [result("a"), result("b")]);
+        assert!(orphans(folder.path(), "memory://").is_empty(), "they belong to another store");
+        let mut left = orphans(folder.path(), "file:///a");
+        let (epoch, results, held) = left.pop().unwrap();
+        assert_eq!((epoch, results), (3, vec![result("a"), result("b")]));
         held.remove();
-        assert!(orphans(folder.path()).is_empty());
+        assert!(orphans(folder.path(), "file:///a").is_empty());
     }
 }

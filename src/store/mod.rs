@@ -20,7 +20,7 @@ use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
 
 use crate::artifact::{Artifact, tree};
 use crate::digest::Digest;
-pub use record::{Commit, Record, RowCounts, RunManifest, StageEntry, Tag};
+pub use record::{Commit, Record, RowCounts, RunManifest, SegmentName, StageEntry, Tag};
 
 /// The version of the layout; the first part of every name.
 const LAYOUT: &str = "v1";
@@ -45,6 +45,16 @@ pub struct Store {
     backend: Arc<dyn ObjectStore>,
     folder: Option<PathBuf>,
     url: String,
+}
+
+/// Whether a blob that is there already is written once more: where one was found missing or damaged, others of the same
+/// size may be damaged too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Again {
+    /// A blob that is there is not written.
+    No,
+    /// It is.
+    Yes,
 }
 
 impl Store {
@@ -95,8 +105,13 @@ impl Store {
         StoreError { url: self.url.clone(), action, name: name.into(), message: message.to_string() }
     }
 
+    /// The file of an object. The object-store layer writes unusual characters of names as `%5B`, and so must we.
     fn local(&self, name: &str) -> Option<PathBuf> {
-        self.folder.as_ref().map(|folder| folder.join(name))
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/_-.".contains(&byte);
+        self.folder.as_ref().map(|folder| match name.bytes().all(plain) {
+            true => folder.join(name),
+            false => folder.join(Path::from(name).as_ref()),
+        })
     }
 
     /// Reads a whole object; `None` where there is none.
@@ -185,20 +200,20 @@ impl Store {
     }
 
     /// Stores bytes under their digest.
-    pub async fn put_blob(&self, digest: &Digest, bytes: Bytes) -> Result<(), StoreError> {
+    pub async fn put_blob(&self, digest: &Digest, bytes: Bytes, again: Again) -> Result<(), StoreError> {
         let name = blob_name(digest);
-        if self.size_of(&name).await? == Some(bytes.len() as u64) {
+        if again == Again::No && self.size_of(&name).await? == Some(bytes.len() as u64) {
             return Ok(());
         }
         self.overwrite(&name, bytes).await
     }
 
     /// Stores a file under its digest. The file is moved where it can be, so it must not be used afterwards.
-    pub async fn put_blob_file(&self, digest: &Digest, file: &FilePath) -> Result<(), StoreError> {
+    pub async fn put_blob_file(&self, digest: &Digest, file: &FilePath, again: Again) -> Result<(), StoreError> {
         let name = blob_name(digest);
         let fail = |error: std::io::Error| self.error("write", &name, format!("{}: {error}", file.display()));
         let length = std::fs::metadata(file).map_err(fail)?.len();
-        if self.size_of(&name).await? == Some(length) {
+        if again == Again::No && self.size_of(&name).await? == Some(length) {
             return Ok(());
         }
         let Some(target) = self.local(&name) else {
@@ -284,9 +299,15 @@ impl Store {
         Ok(Some(entries))
     }
 
-    /// The newest record of a key. Generations have no holes, so the first absent one ends the search; only where gc has
-    /// removed the first is there a listing.
+    /// The newest record of a key.
     pub async fn record(&self, key: &Digest) -> Result<Option<(u32, Record)>, StoreError> {
+        let (generation, record) = self.newest(key).await?;
+        Ok(record.map(|record| (generation, record)))
+    }
+
+    /// The newest generation of a key (0 where there is none), and its record, unless that is damaged. Generations have no
+    /// holes, so the first absent one ends the search; only where gc has removed the first is there a listing.
+    pub async fn newest(&self, key: &Digest) -> Result<(u32, Option<Record>), StoreError> {
         let mut newest = None;
         let mut generation = 1;
         while let Some(bytes) = self.read(&record_name(key, generation)).await? {
@@ -300,12 +321,10 @@ impl Store {
                 newest = self.read(&record_name(key, highest)).await?.map(|bytes| (highest, bytes));
             }
         }
-        let Some((generation, bytes)) = newest else { return Ok(None) };
-        match serde_json::from_slice::<Record>(&bytes) {
-            Ok(record) if record.key == *key => Ok(Some((generation, record))),
-            // A damaged record is no record: the stage runs again and writes the next generation.
-            _ => Ok(None),
-        }
+        let Some((generation, bytes)) = newest else { return Ok((0, None)) };
+        // A damaged record is no record: the stage runs again and writes the next generation.
+        let record = serde_json::from_slice::<Record>(&bytes).ok().filter(|record| record.key == *key);
+        Ok((generation, record))
     }
 
     /// Publishes a record as the generation after `after`. Whoever loses the race gets the winner's record.
@@ -319,18 +338,18 @@ impl Store {
             }
             let Some(there) = self.read(&name).await? else { continue };
             match serde_json::from_slice::<Record>(&there) {
-                Ok(other) => {
+                Ok(other) if other.key == record.key => {
                     let ours = other.nonce == record.nonce;
                     return Ok(Commit { generation, record: other, ours });
                 }
                 // Damaged: it can never be read again, so go past it.
-                Err(_) => generation += 1,
+                _ => generation += 1,
             }
         }
     }
 
-    /// Row segments of a base key: names sorted.
-    pub async fn segments(&self, base: &Digest) -> Result<Vec<Digest>, StoreError> {
+    /// Row segments of a base key, those that win first.
+    pub async fn segments(&self, base: &Digest) -> Result<Vec<SegmentName>, StoreError> {
         let folder = format!("{LAYOUT}/rows/{base}");
         if let Some(path) = self.local(&folder)
             && !path.exists()
@@ -338,14 +357,17 @@ impl Store {
             return Ok(Vec::new());
         }
         let names = self.list(&folder).await?;
-        Ok(names.iter().filter_map(|(name, _)| name.strip_suffix(".parquet")?.parse().ok()).collect())
+        let mut segments: Vec<SegmentName> =
+            names.iter().filter_map(|(name, _)| SegmentName::parse(name.strip_suffix(".parquet")?)).collect();
+        segments.sort_unstable();
+        Ok(segments)
     }
 
     /// Reads a row segment and checks it; `None` where it is gone or damaged.
-    pub async fn segment(&self, base: &Digest, segment: &Digest) -> Result<Option<Bytes>, StoreError> {
+    pub async fn segment(&self, base: &Digest, segment: &SegmentName) -> Result<Option<Bytes>, StoreError> {
         let name = format!("{LAYOUT}/rows/{base}/{segment}.parquet");
         let Some(bytes) = self.read(&name).await? else { return Ok(None) };
-        if Digest::of_bytes(&bytes) == *segment {
+        if Digest::of_bytes(&bytes) == segment.digest {
             return Ok(Some(bytes));
         }
         self.delete(&name).await?;
@@ -353,8 +375,8 @@ impl Store {
     }
 
     /// Publishes a row segment.
-    pub async fn put_segment(&self, base: &Digest, bytes: Bytes) -> Result<Digest, StoreError> {
-        let segment = Digest::of_bytes(&bytes);
+    pub async fn put_segment(&self, base: &Digest, epoch: u32, bytes: Bytes) -> Result<SegmentName, StoreError> {
+        let segment = SegmentName { epoch, digest: Digest::of_bytes(&bytes) };
         self.create(&format!("{LAYOUT}/rows/{base}/{segment}.parquet"), bytes).await?;
         Ok(segment)
     }
@@ -432,10 +454,14 @@ fn is_absent(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
 }
 
-/// Moves a file to its place under a temporary name first, so that a reader sees all of it or nothing.
+/// Moves a file to its place; where it has another name somewhere, or lies on another disk, copies it under a temporary
+/// name first, so that a reader sees all of it or nothing.
 fn move_into_place(from: &FilePath, to: &FilePath) -> std::io::Result<()> {
+    use std::os::unix::fs::MetadataExt;
     std::fs::create_dir_all(to.parent().expect("blobs lie in a folder"))?;
-    if std::fs::rename(from, to).is_ok() {
+    let metadata = std::fs::symlink_metadata(from)?;
+    // A file with a second name can be changed through it; a blob must not be.
+    if metadata.is_file() && metadata.nlink() == 1 && std::fs::rename(from, to).is_ok() {
         return Ok(());
     }
     let partial = unique_neighbour(to);

@@ -101,6 +101,42 @@ pub struct StageEntry {
     pub message: Option<String>,
 }
 
+/// The name of a row segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SegmentName {
+    /// Raised by a refresh, so that its results win over older ones.
+    pub epoch: u32,
+    /// Digest of the file's bytes.
+    pub digest: Digest,
+}
+
+impl SegmentName {
+    /// Reads `00000000-<digest>`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (epoch, digest) = text.split_once('-')?;
+        Some(Self { epoch: epoch.parse().ok()?, digest: digest.parse().ok()? })
+    }
+}
+
+impl std::fmt::Display for SegmentName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:08}-{}", self.epoch, self.digest)
+    }
+}
+
+/// What wins comes first: the highest epoch, and in it the smallest digest.
+impl Ord for SegmentName {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        other.epoch.cmp(&self.epoch).then(self.digest.cmp(&other.digest))
+    }
+}
+
+impl PartialOrd for SegmentName {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
 /// What a tag names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tag {

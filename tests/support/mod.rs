@@ -113,7 +113,7 @@ pub fn row_program(work: impl Fn(&Map<String, Value>) -> Answer + Send + Sync + 
                     Answer::Die => return Exit::Signal(9),
                     Answer::Hang => std::future::pending().await,
                 }
-                let _ = channels.events.send(Ok(Event::Row(result)));
+                let _ = channels.events.send(Ok(Event::Row(result))).await;
             }
             Exit::Success
         }
@@ -147,7 +147,7 @@ pub struct Lab {
     pub events: Vec<RunEvent>,
 }
 
-const KINDS: [(&str, &str); 4] = [
+const KINDS: [(&str, &str); 5] = [
     (
         "lab/make",
         "name: lab/make\nversion: 1.0.0\nsummary: Makes a text.\noutputs: { out: { type: tree } }\n\
@@ -162,6 +162,11 @@ const KINDS: [(&str, &str); 4] = [
         "lab/many",
         "name: lab/many\nversion: 1.0.0\nsummary: Joins many.\ninputs: { all: { type: tree, list: true } }\n\
          outputs: { out: { type: tree } }\nrun: [x]\n",
+    ),
+    (
+        "lab/columns",
+        "name: lab/columns\nversion: 1.0.0\nsummary: Reads one column.\n\
+         inputs: { rows: { type: table, columns: { id: int64 } } }\noutputs: { out: { type: tree } }\nrun: [x]\n",
     ),
     (
         "lab/rows",
@@ -379,7 +384,7 @@ fn stable_word(word: &str) -> String {
     let core = word.trim_end_matches([':', ',', ')']);
     let rest = &word[core.len()..];
     let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let core_is_run = core.len() == 23 && core.as_bytes()[8] == b'T' && core.as_bytes()[16] == b'-';
+    let core_is_run = core.len() == 27 && core.as_bytes()[8] == b'T' && core.as_bytes()[20] == b'-';
     if core_is_run {
         return format!("[run]{rest}");
     }
