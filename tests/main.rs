@@ -3,6 +3,7 @@
 mod architecture;
 mod by_row;
 mod cli;
+mod docs;
 mod engine;
 mod kills;
 mod programs;

@@ -1,0 +1,190 @@
+//! What README.md and docs/pipelines.md show is true: their files are written, and the commands of the reference are run.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::Sandbox;
+
+/// A fenced block of a document.
+struct Block {
+    language: String,
+    text: String,
+    line: usize,
+}
+
+impl Block {
+    /// The path that the first line names as a comment.
+    fn name(&self) -> Option<&str> {
+        let name = self.text.lines().next()?.strip_prefix("# ")?;
+        (name.contains('.') && !name.contains(' ')).then_some(name)
+    }
+
+    fn is_pipeline(&self) -> bool {
+        let has = |key: &str| self.text.lines().any(|line| line.starts_with(key));
+        self.language == "yaml" && has("name:") && has("stages:")
+    }
+
+    /// An indented fragment, which goes on with the pipeline before it.
+    fn is_fragment(&self) -> bool {
+        self.language == "yaml" && self.text.starts_with("  ")
+    }
+}
+
+fn document(name: &str) -> String {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).unwrap()
+}
+
+fn blocks(text: &str) -> Vec<Block> {
+    let mut blocks: Vec<Block> = Vec::new();
+    let mut open = false;
+    for (index, line) in text.lines().enumerate() {
+        match (line.strip_prefix("```"), open) {
+            (Some(_), true) => open = false,
+            (Some(language), false) => {
+                open = true;
+                blocks.push(Block { language: language.to_owned(), text: String::new(), line: index + 1 });
+            }
+            (None, true) => {
+                let block = blocks.last_mut().unwrap();
+                block.text.push_str(line);
+                block.text.push('\n');
+            }
+            (None, false) => {}
+        }
+    }
+    assert!(!open, "a block has no end");
+    blocks
+}
+
+/// A folder with the files that the documents take for granted, and an interpreter that claims to have what the built-in
+/// kinds need: planning asks for versions and starts nothing.
+fn sandbox(with_packages: bool) -> Sandbox {
+    let mut sandbox = Sandbox::new();
+    sandbox.write("data/cities.csv", include_str!("fixtures/docs/data/cities.csv"));
+    sandbox.write("data/key", "secret_of_file\n");
+    sandbox.write("scripts/report.py", include_str!("fixtures/docs/scripts/report.py"));
+    if with_packages {
+        use std::os::unix::fs::PermissionsExt;
+        let versions = r#"["3.12.0", [], {"torch": "2.0.0", "transformers": "5.0.0"}]"#;
+        sandbox.write("python", &format!("#!/bin/sh\necho '{versions}'\n"));
+        let python = sandbox.path("python");
+        std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+        sandbox.variables.push(("CUDA_AGENT_PYTHON".into(), python.display().to_string()));
+    }
+    sandbox
+}
+
+/// Runs a line of a console block; standard error, then standard output.
+fn shell(sandbox: &Sandbox, line: &str, place: &str) -> String {
+    let binary = Path::new(env!("CARGO_BIN_EXE_cuda-agent"));
+    let path = format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", line]).current_dir(sandbox.folder.path()).env("PATH", path).env("NO_COLOR", "1");
+    command.env_remove("CUDA_AGENT_PYTHON").env_remove("VIRTUAL_ENV");
+    let output = command.output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
+    assert!(output.status.success(), "{place}: `{line}`: {}\n{text}", output.status);
+    text
+}
+
+/// Whether a line is as the document shows it: `…` stands for anything, and runs of spaces for one.
+fn fits(shown: &str, real: &str) -> bool {
+    let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (shown, real) = (squeeze(shown), squeeze(real));
+    let pieces: Vec<&str> = shown.split('…').collect();
+    let [first, middle @ .., last] = pieces.as_slice() else { return shown == real };
+    let Some(mut rest) = real.strip_prefix(first) else { return false };
+    for piece in middle {
+        let Some(at) = rest.find(piece) else { return false };
+        rest = &rest[at + piece.len()..];
+    }
+    rest.ends_with(last)
+}
+
+/// Runs the commands of a console block. What it shows must be among the output, in order.
+fn console(sandbox: &Sandbox, block: &Block, place: &str) {
+    let mut output = String::new();
+    let mut from = 0;
+    for line in block.text.lines() {
+        if let Some(command) = line.strip_prefix("$ ") {
+            (output, from) = (shell(sandbox, command, place), 0);
+            continue;
+        }
+        let found = output.lines().skip(from).position(|real| fits(line, real));
+        from += 1 + found.unwrap_or_else(|| panic!("{place}: no line `{line}` (or not in this order) in\n{output}"));
+    }
+}
+
+#[test]
+fn the_reference_is_true() {
+    let sandbox = sandbox(false);
+    let cities = include_str!("fixtures/docs/data/cities.csv");
+    let data = format!("file://{}", sandbox.path("data").display());
+    let digest = cuda_agent::digest::Digest::of_bytes(cities.as_bytes()).to_string();
+    let text = document("docs/pipelines.md").replace("file:///mnt/data", &data);
+    assert!(text.contains(&digest), "the example of `url:` wants the digest {digest}");
+    let blocks = blocks(&text);
+    for block in &blocks {
+        let place = format!("docs/pipelines.md:{}", block.line);
+        let name = block.name();
+        match block.language.as_str() {
+            "console" => {}
+            "yaml" | "sh" | "python" => {
+                drop(sandbox.write(name.unwrap_or_else(|| panic!("{place}: no name")), &block.text))
+            }
+            other => panic!("{place}: nobody tests a block of `{other}`"),
+        }
+    }
+    for block in blocks.iter().filter(|block| block.language == "console") {
+        console(&sandbox, block, &format!("docs/pipelines.md:{}", block.line));
+    }
+    let pipelines: Vec<&Block> = blocks.iter().filter(|block| block.is_pipeline()).collect();
+    assert!(pipelines.len() >= 12, "blocks are found: {}", pipelines.len());
+    for block in pipelines {
+        let name = block.name().unwrap();
+        assert!(text.contains(&format!("cuda-agent run {name}")) || text.contains(&format!("cuda-agent plan {name}")));
+        sandbox.good(&["plan", name]);
+    }
+}
+
+#[test]
+fn the_pipelines_of_the_readme_can_be_planned() {
+    let sandbox = sandbox(true);
+    let mut whole = String::new();
+    let mut planned = 0;
+    for block in blocks(&document("README.md")) {
+        if block.is_pipeline() {
+            whole = block.text;
+        } else if block.is_fragment() {
+            whole.push_str(&block.text);
+        } else {
+            continue;
+        }
+        sandbox.write("readme.yaml", &whole);
+        let plan = sandbox.good(&["plan", "readme.yaml"]);
+        assert!(plan.contains("seeds") && plan.contains("never run"), "README.md:{}: {plan}", block.line);
+        planned += 1;
+    }
+    assert_eq!(planned, 2, "the pipeline and the stage that is added to it");
+}
+
+/// The command of the README's own stage, on a report as `ops/filter` writes it.
+#[test]
+fn the_command_in_the_readme_runs() {
+    let sandbox = sandbox(false);
+    let fragment = blocks(&document("README.md")).into_iter().find(Block::is_fragment).unwrap().text;
+    let funnel = r#"{"in": {}, "kept": {}, "rules": [{"name": "eager_time", "rejected": 3}]}"#;
+    sandbox.write("kept/funnel.json", funnel);
+    let stage = fragment.replace("kept.report", "{ path: kept }");
+    assert_ne!(stage, fragment);
+    sandbox.write("readme.yaml", &format!("name: readme\nstages:\n{stage}"));
+    sandbox.good(&["run", "readme.yaml"]);
+    sandbox.good(&["export", "report", "out"]);
+    assert_eq!(std::fs::read_to_string(sandbox.path("out/file")).unwrap(), "- eager_time: 3 rejected\n");
+}
+
+#[test]
+fn lines_fit_as_they_are_shown() {
+    assert!(fits("a  hit", "a hit") && fits("done in … s: 2", "done in 0.1 s: 2") && fits("…", "x"));
+    assert!(!fits("done in … s: 2", "done in 0.1 s: 3") && !fits("a", "ab") && !fits("a…b", "a"));
+}
