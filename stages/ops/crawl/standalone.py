@@ -12,6 +12,7 @@ import functools
 import pathlib
 import re
 
+from tidy import Fold, Tidy
 from torch_probe import Rejected
 
 # Arguments that the plain case does not have. They go from signatures and calls, and read as None in the body.
@@ -171,23 +172,28 @@ class Standalone:
 
     def _prune(self):
         """Drop attributes that are set and never read, until nothing changes, then definitions without users."""
-        while any(prune_attributes(node, self._attributes_read()) for node in list(self.nodes.values())):
-            pass
-        keywords = {
-            keyword.arg for node in self.nodes.values() for call in ast.walk(node) if isinstance(call, ast.Call)
-            for keyword in call.keywords
-        }
-        for node in self.nodes.values():
-            prune_parameters(node, keywords)
-        root = self.order[-1]
-        reachable, todo = set(), [root]
+        tidy, changed = Tidy(self.nodes, self.order[-1]), True
+        while changed:
+            changed = tidy.step()
+            changed |= any([prune_attributes(node, self._attributes_read()) for node in list(self.nodes.values())])
+            keywords = {
+                keyword.arg for node in self.nodes.values() for call in ast.walk(node) if isinstance(call, ast.Call)
+                for keyword in call.keywords
+            }
+            for node in self.nodes.values():
+                prune_parameters(node, keywords)
+            self._drop_unreachable()
+
+    def _drop_unreachable(self):
+        reachable, todo = set(), [self.order[-1]]
         while todo:
             name = todo.pop()
             if name in reachable:
                 continue
             reachable.add(name)
             todo += [used for used in free_names(self.nodes[name]) if used in self.nodes]
-        self.nodes = {name: node for name, node in self.nodes.items() if name in reachable}
+        for name in set(self.nodes) - reachable:
+            del self.nodes[name]
 
     def _attributes_read(self):
         read = set()
@@ -254,7 +260,7 @@ def is_dead_attribute(statement, read):
             and target.attr not in read)
 
 
-class Specialise(ast.NodeTransformer):
+class Specialise(Fold):
     """Rewrites one definition to the plain case."""
 
     def __init__(self, closure, file):
@@ -320,6 +326,9 @@ class Specialise(ast.NodeTransformer):
             raise Rejected("not standalone", f"the configuration has no `{node.attr}`")
         if value is None or isinstance(value, (str, bool)):
             return ast.Constant(value)
+        # Sizes keep the library's ratios, so what is one size there is one size in every task.
+        if node.attr == "num_key_value_heads" and value == self.closure.config.get("num_attention_heads"):
+            node.attr = "num_attention_heads"
         self.closure.reads[node.attr] = value
         return node
 
@@ -329,6 +338,8 @@ class Specialise(ast.NodeTransformer):
             return self.visit(node.args[1])
         if text == "getattr" and ast.unparse(node.args[0]) in ("config", "self.config"):
             return self._config_getattr(node)
+        if text == "hasattr" and ast.unparse(node.args[0]) in ("config", "self.config"):
+            return ast.Constant(ast.literal_eval(node.args[1]) in self.closure.config)
         if text.endswith("functional.dropout") or text == "F.dropout":
             return self.visit(node.args[0])
         if text.startswith("self.") and text[5:] in self.dropouts:
@@ -361,78 +372,16 @@ class Specialise(ast.NodeTransformer):
             return self.closure.activation(key.value)
         return self.generic_visit(node)
 
-    # -- folding
-
-    def visit_Compare(self, node):
-        node = self.generic_visit(node)
-        sides = [node.left, *node.comparators]
-        if len(sides) == 2 and all(isinstance(side, ast.Constant) for side in sides):
-            left, right = (side.value for side in sides)
-            folds = {ast.Is: left is right, ast.IsNot: left is not right, ast.Eq: left == right,
-                     ast.NotEq: left != right}
-            if type(node.ops[0]) in folds:
-                return ast.Constant(folds[type(node.ops[0])])
-        return node
-
-    def visit_UnaryOp(self, node):
-        node = self.generic_visit(node)
-        if isinstance(node.op, ast.Not) and isinstance(node.operand, ast.Constant):
-            return ast.Constant(not node.operand.value)
-        return node
-
-    def visit_BoolOp(self, node):
-        node = self.generic_visit(node)
-        decisive = isinstance(node.op, ast.Or)
-        values = []
-        for value in node.values:
-            if isinstance(value, ast.Constant):
-                if bool(value.value) == decisive:
-                    values.append(value)
-                    break
-                if value is not node.values[-1]:
-                    continue
-            values.append(value)
-        return values[0] if len(values) == 1 else ast.BoolOp(op=node.op, values=values)
-
-    def visit_IfExp(self, node):
-        node.test = self.visit(node.test)
-        if isinstance(node.test, ast.Constant):
-            return self.visit(node.body if node.test.value else node.orelse)
-        return self.generic_visit(node)
-
-    def visit_If(self, node):
-        node.test = self.visit(node.test)
-        if isinstance(node.test, ast.Constant):
-            chosen = node.body if node.test.value else node.orelse
-            return [item for statement in chosen for item in listed(self.visit(statement))] or None
-        node.body = [i for s in node.body for i in listed(self.visit(s))] or [ast.Pass()]
-        node.orelse = [i for s in node.orelse for i in listed(self.visit(s))]
-        return node
-
-    def visit_Expr(self, node):
-        node = self.generic_visit(node)
-        if isinstance(node.value, ast.Constant) and not isinstance(node.value.value, str):
-            return None
-        return node
+    # -- folding: `Fold` has the rest
 
     def visit_Assign(self, node):
         target = node.targets[0]
         if isinstance(target, ast.Attribute) and is_dropout(node.value):
             return None
-        node = self.generic_visit(node)
-        # `x = x` is what is left of a dropout.
-        if len(node.targets) == 1 and ast.unparse(node.targets[0]) == ast.unparse(node.value):
-            return None
-        return node
+        return super().visit_Assign(node)
 
 
 MISSING = object()
-
-
-def listed(result):
-    if result is None:
-        return []
-    return result if isinstance(result, list) else [result]
 
 
 def flat(body):

@@ -1,5 +1,6 @@
 """`ops/crawl` run whole, and its parts on small cases."""
 
+import ast
 import collections
 import json
 import pathlib
@@ -14,6 +15,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "python"), str(HERE.parent.parent /
 
 import crawl  # noqa: E402
 import stage_driver  # noqa: E402
+import tidy  # noqa: E402
 import torch_probe  # noqa: E402
 import torch_recipes as recipes  # noqa: E402
 import transformers_task  # noqa: E402
@@ -115,3 +117,52 @@ def test_a_library_takes_one_line_and_details_are_for_debugging():
     assert [message for level, message in sent if level == "info"] == [
         "1 operators of torch, 3 left out; cuda-agent show seeds.left_out lists them"]
     assert ("debug", "left out of torch: 2 alias") in sent
+
+
+OPEN = """
+def repeat(states, times):
+    batch, heads = states.shape
+    if times == 1:
+        return states
+    return states.expand(batch, heads * times)
+
+def attend(module, query, key, scaling=None):
+    if scaling is None:
+        scaling = 0.5
+    key_states = repeat(key, module.groups)
+    return query * key_states * scaling
+
+class Piece(nn.Module):
+    def __init__(self, config, is_causal=False, layer_idx=None):
+        super().__init__()
+        self.groups = config.heads // config.heads
+        self.scaling = config.width ** -0.5
+        if config.width % 2 != 0 and (not False):
+            raise ValueError('odd')
+
+    def forward(self, x, mask=None):
+        interface = attend
+        unused = x.shape
+        return interface(self, x, x, scaling=self.scaling)
+"""
+
+
+def test_what_a_task_settles_is_folded():
+    nodes = {node.name: node for node in ast.parse(OPEN).body}
+    closure = tidy.Tidy(nodes, "Piece")
+    while closure.step():
+        pass
+    text = "\n".join(ast.unparse(node) for node in nodes.values())
+    assert "def attend(query, key, scaling):\n    return query * key * scaling" in text
+    assert "def __init__(self, config):" in text and "return attend(x, x, scaling=self.scaling)" in text
+    assert "if config.width % 2 != 0:" in text, "a check of the sizes stays"
+    assert not {"interface", "unused", "layer_idx", "module", "times == 1"} & set(text.split())
+
+
+def test_calls_that_differ_keep_their_arguments():
+    source = "def f(x, flag):\n    return x if flag else -x\n\nclass Piece(nn.Module):\n" \
+             "    def forward(self, x):\n        return f(x, True) + f(x, False)\n"
+    nodes = {node.name: node for node in ast.parse(source).body}
+    before = [ast.unparse(node) for node in nodes.values()]
+    assert not tidy.Tidy(nodes, "Piece").step()
+    assert [ast.unparse(node) for node in nodes.values()] == before

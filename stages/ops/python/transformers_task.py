@@ -22,15 +22,20 @@ def constants(usage, sizes, batch, tokens):
     values = {"batch_size": batch}
     used = {extent for item in usage["inputs"] for extent in item["shape"]}
     for extent, name, value in (("tokens", "sequence_length", tokens), ("side", "side", 14), ("image", "image_size", 64),
-                                ("head", "head_size", HEAD)):
+                                ("head", head_name(usage), HEAD)):
         if extent in used:
             values[name] = value
     return values | sizes
 
 
+def head_name(usage):
+    """The constant for a head's width: the size that the class itself takes, where it takes one."""
+    return next((name for name, size in usage["sizes"].items() if size["kind"] == "head_dim"), "head_size")
+
+
 def input_lines(usage):
     """The items of the list that get_inputs returns."""
-    names = {"batch": "batch_size", "tokens": "sequence_length", "image": "image_size", "head": "head_size"}
+    names = {"batch": "batch_size", "tokens": "sequence_length", "image": "image_size", "head": head_name(usage)}
     return [
         f"torch.{item['fill']}({', '.join(names.get(extent, extent) for extent in item['shape'])})"
         for item in usage["inputs"]
