@@ -121,6 +121,62 @@ fn a_store_in_memory_leaves_no_store() {
     assert!(!sandbox.path(".cuda-agent/v1").exists());
 }
 
+/// Commands that only look.
+const LOOKING: [&[&str]; 8] = [
+    &["status"],
+    &["runs"],
+    &["log", "words"],
+    &["show", "words", "--pipeline", "p.yaml"],
+    &["show", "x@v1"],
+    &["export", "words", "out", "--pipeline", "p.yaml"],
+    &["plan", "p.yaml"],
+    &["explain", "p.yaml", "words"],
+];
+
+#[test]
+fn looking_makes_no_default_store() {
+    let sandbox = demo();
+    // What is learned of an input from outside is kept too, and that is not worth a folder either.
+    sandbox.write("in.txt", "text").write(
+        "p.yaml",
+        &PIPELINE.replace("words: { uses: run,", "words: { uses: run, inputs: { i: { path: in.txt } },"),
+    );
+    for arguments in LOOKING {
+        let output = sandbox.output(arguments);
+        assert_ne!(output.status.code(), Some(3), "{arguments:?}: {output:?}");
+        assert!(!sandbox.path(".cuda-agent").exists(), "{arguments:?} made a store");
+    }
+    assert!(sandbox.good(&["plan", "p.yaml"]).contains("0 up to date"));
+    for told in [sandbox.stable(&sandbox.good(&["runs"])), sandbox.bad(2, &["status"])] {
+        assert!(told.contains("no run is recorded in file://[folder]/.cuda-agent"), "{told}");
+    }
+    sandbox.good(&["run", "p.yaml"]);
+    assert!(sandbox.good(&["plan"]).contains("3 up to date"));
+    assert!(sandbox.path(".cuda-agent/cache/files.json").exists(), "what a run learned of files is kept");
+}
+
+#[test]
+fn a_store_that_is_named_and_not_there_is_told() {
+    let sandbox = demo();
+    let typo = format!("file://{}", sandbox.path("typo").display());
+    for arguments in LOOKING {
+        for store in ["typo", &typo] {
+            let mut all = arguments.to_vec();
+            all.extend(["--store", store]);
+            let told = sandbox.bad(3, &all);
+            let wanted = format!("there is no store at {}", sandbox.stable(store));
+            assert!(told.contains(&wanted) && told.contains("hint: "), "{told}");
+        }
+    }
+    sandbox.write("cuda-agent.yaml", &format!("store: {typo}\n"));
+    assert!(sandbox.bad(3, &["status"]).contains("there is no store at file://[folder]/typo"));
+    assert!(!sandbox.path("typo").exists() && !sandbox.path(".cuda-agent").exists());
+    // A run makes it, and then it can be looked at.
+    sandbox.good(&["run", "p.yaml"]);
+    sandbox.good(&["status", "--store", &typo]);
+    assert_eq!(sandbox.bad(2, &["status", "--store", "memory://"]).matches("memory://").count(), 1);
+}
+
 #[test]
 fn doctor_looks_at_everything() {
     let sandbox = demo();

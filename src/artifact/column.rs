@@ -152,6 +152,7 @@ pub fn encode(array: &ArrayRef, index: usize, out: &mut Vec<u8>) {
 }
 
 /// A date, time or duration as the integer that it is in its own unit.
+#[expect(clippy::useless_conversion, reason = "the macro makes an arm for each type, and some are i64 already")]
 fn temporal(array: &ArrayRef, index: usize) -> i64 {
     arrow::array::downcast_temporal_array!(
         array => i64::from(array.value(index)),

@@ -90,7 +90,7 @@ async fn outputs_of(store: &Store, key: &Digest, output: Option<&str>, what: &st
 
 /// Copies artifacts to a folder.
 pub async fn export(project: &Project, options: ExportOptions) -> Result<Exit, CliError> {
-    let store = project.store()?;
+    let store = project.existing_store()?;
     let found = find(project, &store, &options.what).await?;
     let folder = &options.folder;
     let taken = std::fs::read_dir(folder).is_ok_and(|mut items| items.next().is_some()) || folder.is_file();

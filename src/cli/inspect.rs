@@ -26,7 +26,7 @@ pub struct Options {
 
 /// Shows schema, counts and the first rows of tables, and the files of trees.
 pub async fn show(project: &Project, options: Options) -> Result<Exit, CliError> {
-    let store = project.store()?;
+    let store = project.existing_store()?;
     let found = find(project, &store, &options.what).await?;
     let mut values = serde_json::Map::new();
     let mut text = String::new();

@@ -57,7 +57,7 @@ async fn plans(
     selected: &[bool],
     refresh: &BTreeSet<usize>,
 ) -> Result<Vec<Option<StagePlan>>, CliError> {
-    let (store, host) = (project.store()?, project.host());
+    let (store, host) = (project.existing_store()?, project.host());
     let planner = Planner::new(pipeline, &project.catalog, &store, &host, &project.folders, refresh);
     if let Some(error) = CliError::all(planner.problems(selected)) {
         return Err(error);

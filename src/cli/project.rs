@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::{Builtins, CliError, Common};
 use crate::Folders;
 use crate::catalog::Catalog;
-use crate::host::Host;
+use crate::host::{self, Host};
 use crate::spec::{self, Pipeline, SecretSource};
 use crate::store::Store;
 
@@ -49,19 +50,44 @@ impl Project {
         Ok(Self { common: common.clone(), folders, catalog, root, settings, folder })
     }
 
+    fn store_url(&self) -> Option<&str> {
+        self.common.store.as_deref().or(self.settings.store.as_deref())
+    }
+
     /// The store. Opening a folder makes it, so commands that only look call [`Project::existing_store`].
     pub fn store(&self) -> Result<Store, CliError> {
-        let url = self.common.store.as_ref().or(self.settings.store.as_ref());
-        Ok(match url {
+        Ok(match self.store_url() {
             Some(url) => Store::open(url)?,
             None => Store::open_folder(&self.root)?,
         })
     }
 
+    /// The store, for commands that only look: nothing is made. One that somebody named must be there; the default one
+    /// is empty before the first run.
+    pub fn existing_store(&self) -> Result<Store, CliError> {
+        if let Some(url) = self.store_url() {
+            return match store_folder(url) {
+                Some(folder) if !folder.exists() => Err(CliError::environment(format!("there is no store at {url}"))
+                    .with_hint("check the address; `cuda-agent run` makes a store where there is none")),
+                _ => Ok(Store::open(url)?),
+            };
+        }
+        if self.root.exists() {
+            return Ok(Store::open_folder(&self.root)?);
+        }
+        let url = format!("file://{}", self.root.display());
+        Ok(Store::over(Arc::new(object_store::memory::InMemory::new()), &url))
+    }
+
     /// This machine.
     pub fn host(&self) -> Host {
         let python = std::env::var_os("CUDA_AGENT_PYTHON").map(PathBuf::from);
-        let python = python.or_else(|| self.settings.python.as_ref().map(|python| self.folder.join(python)));
+        // A bare name in the project file is looked for on the PATH; other paths start at the file's folder.
+        let configured = |python: &PathBuf| match host::is_bare(python) {
+            true => python.clone(),
+            false => self.folder.join(python),
+        };
+        let python = python.or_else(|| self.settings.python.as_ref().map(configured));
         Host::detect(python.as_deref(), &self.folders.cache)
     }
 
@@ -150,6 +176,15 @@ impl Project {
             values.insert(name.clone(), value);
         }
         Ok(values)
+    }
+}
+
+/// The folder that the URL of a store names, where it names one.
+fn store_folder(url: &str) -> Option<&Path> {
+    match url.split_once("://") {
+        Some(("file", path)) => Some(Path::new(path)),
+        Some(_) => None,
+        None => Some(Path::new(url)),
     }
 }
 

@@ -64,7 +64,7 @@ async fn run_named(store: &Store, name: Option<&str>) -> Result<RunManifest, Cli
 
 /// How a run stands.
 pub async fn status(project: &Project, options: StatusOptions) -> Result<Exit, CliError> {
-    let store = project.store()?;
+    let store = project.existing_store()?;
     let run = run_named(&store, options.run.as_deref()).await?;
     if project.common.json {
         print_json(&run);
@@ -83,7 +83,7 @@ pub async fn status(project: &Project, options: StatusOptions) -> Result<Exit, C
 
 /// Lists runs.
 pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliError> {
-    let store = project.store()?;
+    let store = project.existing_store()?;
     let mut lines = String::new();
     let mut values = Vec::new();
     for id in store.runs().await?.into_iter().take(options.limit) {
@@ -116,7 +116,7 @@ pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliEr
 
 /// Prints what a stage printed.
 pub async fn log(project: &Project, options: LogOptions) -> Result<Exit, CliError> {
-    let store = project.store()?;
+    let store = project.existing_store()?;
     let name = format!("{}.log", file_name(&options.stage));
     let ids = match &options.run {
         Some(run) => vec![run_named(&store, Some(run)).await?.run],

@@ -241,8 +241,7 @@ mod tests {
     #[test]
     fn a_digest_taken_right_after_a_change_is_never_trusted() {
         let certain = |stamps: &Vec<(String, Stamp)>, digested_s: i128| {
-            let kept =
-                Kept { stamps: stamps.clone(), artifact: artifact("x"), digested_at: digested_s * SECOND };
+            let kept = Kept { stamps: stamps.clone(), artifact: artifact("x"), digested_at: digested_s * SECOND };
             kept.is_certain(stamps)
         };
         assert!(!certain(&stamp(100, 100), 101), "another change in the same tick would not show");
