@@ -154,7 +154,7 @@ def test_what_a_task_settles_is_folded():
         pass
     text = "\n".join(ast.unparse(node) for node in nodes.values())
     assert "def attend(query, key, scaling):\n    return query * key * scaling" in text
-    assert "def __init__(self, config):" in text and "return attend(x, x, scaling=self.scaling)" in text
+    assert "def __init__(self, config, is_causal=False):" in text and "return attend(x, x, scaling=self.scaling)" in text
     assert "if config.width % 2 != 0:" in text, "a check of the sizes stays"
     assert not {"interface", "unused", "layer_idx", "module", "times == 1"} & set(text.split())
 
