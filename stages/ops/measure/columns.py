@@ -57,6 +57,7 @@ FACTS = {
     "total_s": FLOAT,
     "device": TEXT,
     "torch": TEXT,
+    "threads": INT,
 }
 
 _PYTHON = {BOOL: (bool,), INT: (int,), FLOAT: (float, int), TEXT: (str,)}

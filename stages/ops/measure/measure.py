@@ -132,7 +132,7 @@ def job_for(program, row, device, limits):
 def provenance(program):
     """What every row was measured with, so that a published row says it by itself."""
     model = program.device["model"] if program.device else platform.processor()
-    return {"device": model, "torch": importlib.metadata.version("torch")}
+    return {"device": model, "torch": importlib.metadata.version("torch"), "threads": program.params["threads"]}
 
 
 def answer_row(program, server, row, device, limits):

@@ -3,17 +3,18 @@
 //! Every figure is counted from the rows that are published or quoted from the report of `ops/filter`; what was not
 //! recorded is said not to be known rather than guessed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
 use arrow::array::{Array, AsArray, RecordBatch, StringArray};
-use arrow::datatypes::{DataType, Float64Type};
+use arrow::datatypes::{DataType, Float64Type, Int64Type};
 use cuda_agent_protocol::ProgramError;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::columns::explanations;
 use super::select::{PAPER_ROWS, Shortfall};
 use super::table::RELEASED;
 
@@ -54,6 +55,9 @@ struct Rule {
     name: String,
     reason: String,
     applied: bool,
+    /// Why not, where it was not.
+    #[serde(default)]
+    not_applied_because: Option<String>,
     #[serde(default)]
     params: Map<String, Value>,
     rejected: u64,
@@ -61,6 +65,9 @@ struct Rule {
 
 /// The rule that compares tasks with a benchmark's, which means nothing without one.
 const DECONTAMINATION: &str = "contaminated";
+
+/// The category of the classes that are copied from a library.
+const TRANSFORMERS: &str = "transformers";
 
 impl Report {
     /// Reads it out of a report's folder, where it is there.
@@ -93,6 +100,8 @@ impl Card<'_> {
             self.columns(),
             self.filters(),
             self.circumstances(),
+            self.origin(),
+            self.licences(),
             self.limits(),
         ];
         sections.join("\n")
@@ -159,8 +168,8 @@ impl Card<'_> {
             let share = 100.0 * count as f64 / rows.max(1) as f64;
             let _ = writeln!(text, "| {} | {count} | {share:.2} % | {paper} |", cell(category));
         }
-        for Shortfall { category, wanted, found } in self.short {
-            let _ = write!(text, "\nThe share of {} asked for {wanted} rows, {found} passed.\n", cell(category));
+        for shortfall in self.short {
+            let _ = write!(text, "\n{}.\n", cell(&shortfall.to_string()));
         }
         text
     }
@@ -171,16 +180,38 @@ impl Card<'_> {
              | `ops` | the operators, a JSON list as text |\n\
              | `data_source` | the category: `torch#N` for N stacked operators, or `transformers` |\n\
              | `code` | a Python file: `class Model(nn.Module)`, `get_inputs()`, `get_init_inputs()` |\n\n\
-             The configuration `measurements` has in row i what is known of row i of the default one:\n"
+             The configuration `measurements` has in row i what is known of row i of the default one:\n\n\
+             | column | content |\n|---|---|\n"
             .to_owned();
-        let names: Vec<String> =
-            self.measurements.schema().fields().iter().map(|field| format!("`{}`", field.name())).collect();
-        let _ = writeln!(text, "{}.", names.join(", "));
+        let explanations = explanations();
+        for field in self.measurements.schema().fields() {
+            let explanation = explanations.get(field.name()).map_or("–", String::as_str);
+            let _ = writeln!(text, "| `{}` | {} |", cell(field.name()), cell(explanation));
+        }
         let figures = figures(self.measurements);
         if !figures.is_empty() {
             let _ = write!(text, "\n| time in milliseconds | least | median | most |\n|---|---:|---:|---:|\n{figures}");
+            text += &self.timing();
         }
         text
+    }
+
+    /// How a time was taken, as far as the rows say.
+    fn timing(&self) -> String {
+        let (trials, threads) = (self.range("eager_trials"), self.range("threads"));
+        let Some(trials) = trials else { return String::new() };
+        let on = threads.map_or(String::new(), |threads| format!(", on {threads} CPU thread(s)"));
+        format!(
+            "\n`eager_ms` and `compiled_ms` are medians over the forwards of a task that were timed: {trials} in eager \
+             mode{on}.\n"
+        )
+    }
+
+    /// The values of a column of whole numbers: `20`, or `3 to 20`.
+    fn range(&self, name: &str) -> Option<String> {
+        let column = self.measurements.column_by_name(name)?.as_primitive_opt::<Int64Type>()?;
+        let (least, most) = (column.iter().flatten().min()?, column.iter().flatten().max()?);
+        Some(if least == most { least.to_string() } else { format!("{least} to {most}") })
     }
 
     fn filters(&self) -> String {
@@ -198,7 +229,11 @@ impl Card<'_> {
             let _ = writeln!(text, "| {} | {} | {} | {rejected} |", cell(name), cell(reason), cell(&limits.join(", ")));
         }
         if !others.is_empty() {
-            let names: Vec<&str> = others.iter().map(|rule| rule.name.as_str()).collect();
+            let described = |rule: &&Rule| match &rule.not_applied_because {
+                Some(reason) => format!("{} ({reason})", rule.name),
+                None => rule.name.clone(),
+            };
+            let names: Vec<String> = others.iter().map(described).collect();
             let _ = write!(text, "\nNot applied: {}.\n", names.join(", "));
         }
         text
@@ -212,6 +247,44 @@ impl Card<'_> {
         let mut text = "## Measured on\n\nThe same for every row:\n\n| | |\n|---|---|\n".to_owned();
         for (name, value) in constants {
             let _ = writeln!(text, "| `{name}` | {} |", cell(&value));
+        }
+        text
+    }
+
+    /// What it takes to make the set again.
+    fn origin(&self) -> String {
+        let mut versions = Vec::new();
+        if let Some((_, torch)) = constants(self.measurements).into_iter().find(|(name, _)| name == "torch") {
+            versions.push(format!("torch {torch}"));
+        }
+        versions.extend(self.transformers_versions().into_iter().map(|version| format!("transformers {version}")));
+        let with = if versions.is_empty() { String::new() } else { format!(", made with {}", versions.join(" and ")) };
+        format!(
+            "## Making it again\n\nThe set is the result of a `cuda-agent` pipeline{with}. In the project that made it, \
+             `cuda-agent explain STAGE` lists all that counted in it, of this stage and of each one before it: \
+             parameters, versions of the stages, packages and the device; `cuda-agent run` with the same makes the \
+             same tasks. Measured times vary, and tasks near a limit of a filter with them.\n"
+        )
+    }
+
+    /// Versions of the library that the headers of its classes name.
+    fn transformers_versions(&self) -> BTreeSet<&str> {
+        let code = strings(self.samples, "code").iter().flatten();
+        let headers = code.flat_map(|code| code.lines().take_while(|line| line.starts_with('#')));
+        headers.filter_map(|line| Some(line.rsplit_once(" of transformers ")?.1.trim_end_matches('.'))).collect()
+    }
+
+    fn licences(&self) -> String {
+        let mut text = format!("## Licence\n\nThe dataset is published under {}.\n", cell(self.licence));
+        let categories = strings(self.samples, "data_source");
+        let copied = categories.iter().flatten().filter(|category| *category == TRANSFORMERS).count();
+        if copied > 0 {
+            let _ = write!(
+                text,
+                "\nThe code of the {copied} row(s) with `data_source` {TRANSFORMERS} is not: it is taken from the \
+                 transformers library, copyright the HuggingFace team and the authors named there, and stays under the \
+                 Apache License, Version 2.0 (Apache-2.0). The header of each names its file and says what was changed.\n"
+            );
         }
         text
     }

@@ -4,6 +4,7 @@
 //! known of the same rows, and the card. All of it is a function of the inputs and the parameters.
 
 mod card;
+mod columns;
 mod select;
 mod table;
 
@@ -105,9 +106,12 @@ fn run(program: &mut Program) -> Result<(), ProgramError> {
 }
 
 fn warning(shortfall: &select::Shortfall, refill: bool) -> String {
-    let select::Shortfall { category, wanted, found } = shortfall;
-    let consequence = if refill { "other categories fill the gap" } else { "the dataset is smaller for it" };
-    format!("{category}: {wanted} tasks wanted, {found} there; {consequence}")
+    let consequence = match (shortfall.taken, refill) {
+        (0, _) => "the dataset has none of it",
+        (_, true) => "other categories fill the gap",
+        (_, false) => "the dataset is smaller for it",
+    };
+    format!("{shortfall}; {consequence}")
 }
 
 fn require(params: &Params, selection: &Selection, considered: usize) -> Result<(), ProgramError> {
@@ -137,7 +141,7 @@ fn output(program: &Program, port: &str) -> Result<PathBuf, ProgramError> {
 mod tests {
     use std::sync::Arc;
 
-    use arrow::array::{ArrayRef, Float64Array, ListArray, RecordBatch, StringArray};
+    use arrow::array::{ArrayRef, Float64Array, Int64Array, ListArray, RecordBatch, StringArray};
     use arrow::datatypes::Float64Type;
     use serde_json::json;
 
@@ -152,11 +156,21 @@ mod tests {
         };
         RecordBatch::try_from_iter([
             ("task_id", text(&|index, _| format!("task-{index:03}"))),
-            ("code", text(&|index, _| format!("class Model:  # {index}\n    pass\n"))),
+            (
+                "code",
+                text(&|index, name| {
+                    let header =
+                        if name == "transformers" { "# Piece, taken from a.py of transformers 5.1.0.\n" } else { "" };
+                    format!("{header}class Model:  # {index}\n    pass\n")
+                }),
+            ),
             ("ops", text(&|index, _| format!("[\"nn.ReLU\",\"torch.op{index}\"]"))),
             ("data_source", text(&|_, name| name.to_owned())),
             ("eager_ms", Arc::new(rows.iter().map(|(index, _)| 1.0 + *index as f64).collect::<Float64Array>())),
+            ("eager_trials", Arc::new(rows.iter().map(|(index, _)| 20 - (*index as i64) % 4).collect::<Int64Array>())),
             ("device", text(&|_, _| "CPU | 2 cores".to_owned())),
+            ("torch", text(&|_, _| "2.9.0".to_owned())),
+            ("threads", Arc::new(rows.iter().map(|_| 1).collect::<Int64Array>())),
         ])
         .unwrap()
     }
@@ -196,7 +210,8 @@ mod tests {
             "rules": [
                 {"name": "eager_time", "reason": "Neither too fast nor too slow.", "applied": true,
                  "params": {"min_ms": 1, "max_ms": 100.0}, "rejected": 20, "failing": 21},
-                {"name": "modes_agree", "reason": "Modes agree.", "applied": false, "params": {}, "rejected": 0},
+                {"name": "modes_agree", "reason": "Modes agree.", "applied": false,
+                 "not_applied_because": "left out by the parameter skip", "params": {}, "rejected": 0},
                 {"name": "contaminated", "reason": "Unlike a benchmark.", "applied": true, "rejected": 0},
             ],
         }))
@@ -207,6 +222,26 @@ mod tests {
         settings.set_prepend_module_to_snapshot(false);
         settings.set_omit_expression(true);
         settings.bind(|| insta::assert_snapshot!("card", card("Ops: \"small\"", 16, Some(&report))));
+    }
+
+    #[test]
+    fn code_of_transformers_is_said_to_be_under_its_own_licence() {
+        let only_torch = measured(2).slice(0, 5);
+        let tasks = Tasks::new(only_torch).unwrap();
+        let rows: Vec<usize> = (0..5).collect();
+        let (samples, measurements) = (tasks.samples(&rows).unwrap(), tasks.measurements(&rows).unwrap());
+        let without = Card {
+            title: "t",
+            licence: "mit",
+            samples: &samples,
+            measurements: &measurements,
+            download_size: 1,
+            considered: 5,
+            short: &[],
+            report: None,
+        };
+        assert!(!without.text().contains("Apache"));
+        assert!(card("Ops", 12, None).contains("Apache-2.0"));
     }
 
     #[test]
@@ -234,7 +269,10 @@ mod tests {
         };
         assert_eq!(names(&tasks.samples(&[0, 3]).unwrap()), table::RELEASED);
         let measurements = tasks.measurements(&[0, 3]).unwrap();
-        assert_eq!(names(&measurements), ["task_id", "data_source", "eager_ms", "device"]);
+        assert_eq!(
+            names(&measurements),
+            ["task_id", "data_source", "eager_ms", "eager_trials", "device", "torch", "threads"]
+        );
         assert_eq!(measurements.column(2).as_ref(), &Float64Array::from(vec![1.0, 4.0]) as &dyn arrow::array::Array);
     }
 

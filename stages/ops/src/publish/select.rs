@@ -1,6 +1,7 @@
 //! Which rows are published: the first of each category, as many as its share of the count.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// The categories of CUDA-Agent-Ops-6K with their rows, in the order of the paper's table: the default weights.
 pub const PAPER_ROWS: [(&str, f64); 6] = [
@@ -17,7 +18,7 @@ pub const PAPER_ROWS: [(&str, f64); 6] = [
 pub struct Quota {
     /// Rows in all; `None` takes every row.
     pub count: Option<usize>,
-    /// Category → weight; a category without one is left out. Not read where every row is taken.
+    /// Category → weight; a category without one is left out, unless every row is taken.
     pub weights: BTreeMap<String, f64>,
     /// Whether the others make up for what a category lacks.
     pub refill: bool,
@@ -28,7 +29,7 @@ pub struct Quota {
 pub struct Selection {
     /// Indices of rows, ascending.
     pub rows: Vec<usize>,
-    /// Categories that had fewer rows than their quota.
+    /// Categories that had fewer rows than their quota, or of which nothing is published.
     pub short: Vec<Shortfall>,
 }
 
@@ -41,27 +42,46 @@ pub struct Shortfall {
     pub wanted: usize,
     /// Rows that there are.
     pub found: usize,
+    /// Rows that were taken.
+    pub taken: usize,
+}
+
+impl fmt::Display for Shortfall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { category, wanted, found, taken } = self;
+        match (found, taken) {
+            (0, _) => write!(f, "{category}: no task passed"),
+            (found, 0) => write!(f, "{category}: none of {found} tasks is published, the count is too small for it"),
+            _ => write!(f, "{category}: its share asked for {wanted} tasks, {found} passed"),
+        }
+    }
 }
 
 /// Chooses among rows of these categories.
 pub fn select(categories: &[String], quota: &Quota) -> Selection {
-    let Some(count) = quota.count else {
-        return Selection { rows: (0..categories.len()).collect(), short: Vec::new() };
-    };
     let names: Vec<&String> = quota.weights.iter().filter(|(_, weight)| **weight > 0.0).map(|(name, _)| name).collect();
     let weights: Vec<f64> = names.iter().map(|name| quota.weights[*name]).collect();
     let found: Vec<usize> =
         names.iter().map(|name| categories.iter().filter(|category| category == name).count()).collect();
+    let Some(count) = quota.count else {
+        let absent = names.iter().zip(&found).filter(|(_, found)| **found == 0);
+        let short = absent.map(|(name, _)| Shortfall { category: name.to_string(), wanted: 1, found: 0, taken: 0 });
+        return Selection { rows: (0..categories.len()).collect(), short: short.collect() };
+    };
 
     let wanted = at_least_one(apportion(count, &weights), &weights, &found);
     let mut taken: Vec<usize> = wanted.iter().zip(&found).map(|(wanted, found)| *wanted.min(found)).collect();
     if quota.refill {
         refill(&mut taken, count, &weights, &found);
     }
-    let short = names.iter().zip(wanted.iter().zip(&found)).filter(|(_, (wanted, found))| found < wanted);
-    let short = short
-        .map(|(name, (wanted, found))| Shortfall { category: name.to_string(), wanted: *wanted, found: *found })
-        .collect();
+    let mut short = Vec::new();
+    for (index, name) in names.iter().enumerate() {
+        let (wanted, found, taken) = (wanted[index], found[index], taken[index]);
+        // Every category is meant to have a row, even where its share alone would give it none.
+        if found < wanted || taken == 0 {
+            short.push(Shortfall { category: name.to_string(), wanted: wanted.max(1), found, taken });
+        }
+    }
 
     let mut left: BTreeMap<&str, usize> = names.iter().map(|name| name.as_str()).zip(taken).collect();
     let rows = categories.iter().enumerate().filter(|(_, category)| take_one(&mut left, category));
@@ -168,12 +188,25 @@ mod tests {
     }
 
     #[test]
+    fn a_category_without_a_published_row_is_always_named() {
+        let names = |selection: Selection| -> Vec<String> {
+            selection.short.into_iter().map(|shortfall| shortfall.category).collect()
+        };
+        let without_transformers =
+            rows(&PAPER_ROWS.map(|(name, _)| (name, if name == "transformers" { 0 } else { 9 })));
+        assert_eq!(names(select(&without_transformers, &paper(12))), ["transformers"]);
+        assert_eq!(names(select(&without_transformers, &Quota { count: None, ..paper(1) })), ["transformers"]);
+        let all = rows(&PAPER_ROWS.map(|(name, _)| (name, 5)));
+        assert_eq!(names(select(&all, &paper(3))), ["torch#4", "torch#5", "transformers"]);
+    }
+
+    #[test]
     fn a_shortfall_is_named_and_refilled_only_where_asked() {
         let categories = rows(&[("torch#1", 10), ("torch#2", 30), ("torch#3", 1), ("transformers", 3)]);
         let mut quota = paper(40);
         let selection = select(&categories, &quota);
         assert_eq!(selection.rows.len(), 40);
-        assert_eq!(selection.short[1], Shortfall { category: "torch#3".into(), wanted: 3, found: 1 });
+        assert_eq!(selection.short[1], Shortfall { category: "torch#3".into(), wanted: 3, found: 1, taken: 1 });
         quota.refill = false;
         assert!(select(&categories, &quota).rows.len() < 40);
     }
