@@ -165,7 +165,7 @@ EXTRAS = [
     (r"^kthvalue$", "k", {"choices": "[n for n in (2, 3, 4) if n < shape[dim]]"}),
     (r"^roll$", "dims", INNER_DIMS),
     (r"^flip$", "dims", {"choices": "[[d] for d in range(1, len(shape))]", "literal": True}),
-    (r"^rot90$", "dims", {"choices": "[[1, 2]] + ([[2, 3]] if len(shape) > 3 else [])", "literal": True}),
+    (r"^rot90$", "dims", {"choices": "[[d, d + 1] for d in range(min(2, len(shape) - 2), len(shape) - 1)]", "literal": True}),
     (r"^rot90$", "k", pick(1, literal=True)),
 ]
 
@@ -229,10 +229,11 @@ STRUCTURED = {
     "torch.nn.functional.linear": [draft("F.linear({x}, {weight})", symbols=ADDMM_OUT,
                                          operands=[matrix("weight", ["out_features", "shape[-1]"])])],
     "torch.nn.functional.bilinear": [draft(
-        "F.bilinear({x}, {other}, {weight})", ranks=[2], symbols={"out_features": pick(16, 32)},
-        operands=[operand("other", ["shape[0]", "16"]),
-                  operand("weight", ["out_features", "shape[-1]", "16"], roles=["parameter"],
-                          scale="(16 * shape[-1]) ** -0.5")])],
+        "F.bilinear({x}, {other}, {weight})", ranks=[2],
+        symbols={"in2_features": pick(8, 16), "out_features": pick(16, 32)},
+        operands=[operand("other", ["shape[0]", "in2_features"]),
+                  operand("weight", ["out_features", "shape[-1]", "in2_features"], roles=["parameter"],
+                          scale="(in2_features * shape[-1]) ** -0.5")])],
     "torch.nn.Bilinear": [draft(
         "{module}({x}, {other})", "nn.Bilinear({in1_features}, {in2_features}, {out_features})", ranks=[2],
         symbols={"in1_features": ARGUMENTS["in1_features"], "in2_features": pick(8, 16), "out_features": pick(16, 32)},

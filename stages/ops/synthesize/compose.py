@@ -35,6 +35,8 @@ ATTRIBUTES = {
     "softmax": "softmax", "resampling": "resample", "gating": "gate", "similarity": "similarity",
     "arrangement": "shuffle",
 }
+# Where these turn a stream of rank 3, the channels change places with the positions.
+AXIS_SWAPS = {"torch.rot90"}
 DIMENSIONS = {
     2: ("features",), 3: ("channels", "length"), 4: ("channels", "height", "width"),
     5: ("channels", "depth", "height", "width"),
@@ -52,6 +54,10 @@ SOURCES = {
     "unit": "torch.rand({}) * 1.8 - 0.9", "above_one": "torch.rand({}) + 1.1",
     "sign": "torch.randint(0, 2, ({})) * 2.0 - 1.0",
 }
+
+
+# What an operand is called as a parameter, where its usual name is that of a further input.
+PARAMETERS = {"other": "other_weight"}
 
 
 class Extent(int):
@@ -150,6 +156,8 @@ def draw(rng, by_family, chain, position, last):
     family = rng.choices(families, [FAMILY_WEIGHTS.get(name, 3) for name in families])[0]
     row = rng.choice(by_family[family])
     usage = rng.choice(row["usages"]) | {"family": family}
+    if position and family == "convolution" and any(step.operator in AXIS_SWAPS for step in chain.steps):
+        raise Unsuitable("its channels would be positions")
     if position and row["operator"] in [step.operator for step in chain.steps]:
         raise Unsuitable("twice")
     if position and (usage["input"] == "index" or not usage["smooth"] or len(chain.shape) not in usage["ranks"]):
@@ -192,12 +200,15 @@ def begin(rng, usage):
 def extend(rng, chain, row, usage, last):
     """Append an operator to the chain after trying it; leaves the chain as it was where it does not fit."""
     constants = dict(chain.constants)
-    bound = bind(usage, chain.shape, chooser(rng, usage, constants, chain.attributes), rng.choice)
+    # No name stands for two things, not even as an attribute and as an argument.
+    taken = chain.attributes | {name for name, _ in chain.inputs}
+    bound = bind(usage, chain.shape, chooser(rng, usage, constants, taken), rng.choice)
     bound.names |= {symbol: value.text for symbol, value in bound.values.items() if hasattr(value, "text")}
     inputs = list(chain.inputs)
     if not chain.steps:
         inputs.append(("x", stream_text(rng, usage, bound, chain.shape)))
-    fresh_inputs = name_operands(bound, inputs, chain)
+    name_extents(bound, chain, constants)
+    fresh_inputs = name_operands(bound, inputs, chain, chain.attributes | set(constants))
     attribute = None
     attributes = set(chain.attributes)
     init = [f"self.{name} = {name}" for name in kept_arguments(bound, attributes)]
@@ -207,7 +218,8 @@ def extend(rng, chain, row, usage, last):
         init.append(bound.construct_line(attribute))
     for operand in bound.operands:
         if operand.role == "parameter":
-            parameter = bound.names[operand.name] = unique(operand.name, attributes | set(constants))
+            parameter = bound.names[operand.name] = unique(
+                PARAMETERS.get(operand.name, operand.name), attributes | set(constants) | {name for name, _ in inputs})
             attributes.add(parameter)
             init.append(f"self.{parameter} = nn.Parameter({tensor_text(operand, chain)})")
     call = bound.call_text("x", attribute)
@@ -259,10 +271,27 @@ def stream_text(rng, usage, bound, shape):
     return SOURCES[source].format(extents)
 
 
-def name_operands(bound, inputs, chain):
+def name_extents(bound, chain, constants):
+    """Name what an operand takes over from the stream, where an operator before has made an extent of its own."""
+    named_here = {}
+    for operand in bound.operands:
+        extents = []
+        for extent in operand.shape:
+            fresh = not hasattr(extent, "text") and extent > 1 and extent in chain.shape[1:]
+            if fresh and extent not in named_here:
+                axis = chain.shape.index(extent, 1) - 1
+                words = DIMENSIONS.get(len(chain.shape), ())
+                name = unique(f"inner_{words[axis] if axis < len(words) else 'size'}", chain.attributes | set(constants))
+                constants[name] = int(extent)
+                named_here[extent] = Extent(extent, name)
+            extents.append(named_here[extent] if fresh else extent)
+        operand.shape = tuple(extents)
+
+
+def name_operands(bound, inputs, chain, others):
     """Forward arguments for operands that are inputs; returns the new ones' names."""
     fresh = []
-    taken = {name for name, _ in inputs} | {"x"}
+    taken = {name for name, _ in inputs} | {"x"} | others
     for operand in bound.operands:
         if operand.role == "input":
             name = bound.names[operand.name] = unique(operand.name, taken)
@@ -289,15 +318,35 @@ def named_shape(out, before, bound):
         int(value): bound.names[symbol] for symbol, value in bound.values.items()
         if symbol in ("out_channels", "out_features", "hidden_size", "embedding_dim", "points")
     }
+    kept = kept_axes(out, before, bound)
     shape = [before[0]]
     for index, extent in enumerate(out[1:], start=1):
-        if len(out) == len(before) and extent == before[index]:
-            shape.append(before[index])
+        if index in kept:
+            shape.append(before[kept[index]])
         elif extent in widths:
             shape.append(Extent(extent, widths[extent]))
         else:
             shape.append(extent)
     return tuple(shape)
+
+
+def kept_axes(out, before, bound):
+    """Axis of an output to the axis of the stream that it is: the same one, but for axes that came, went or turned."""
+    axes = list(range(len(before)))
+    dims = bound.values.get("dims")
+    if isinstance(dims, (list, tuple)) and len(dims) == 2 and len(out) == len(before):
+        axes[dims[0]], axes[dims[1]] = dims[1], dims[0]
+    elif len(out) == len(before) - 1:
+        dim = bound.values.get("dim")
+        gone = [dim % len(before)] if isinstance(dim, int) else range(1, len(before))
+        axes = next(([*axes[:d], *axes[d + 1:]] for d in gone if (*before[:d], *before[d + 1:]) == tuple(out)), [])
+    elif len(out) == len(before) + 1:
+        added = (d for d in range(1, len(out)) if (*out[:d], *out[d + 1:]) == tuple(before))
+        axes = next(([*axes[:d], None, *axes[d:]] for d in added), [])
+    elif len(out) != len(before):
+        axes = []
+    return {index: axis for index, axis in enumerate(axes)
+            if axis is not None and out[index] == before[axis]}
 
 
 # ---- trying a step
@@ -344,6 +393,8 @@ class Trial:
             raise Unsuitable("shape")
         if out.numel() // TRIAL_BATCH > MOST_PER_SAMPLE or self.weights > MOST_WEIGHTS or (out.dim() < 2 and not last):
             raise Unsuitable("size")
+        if not out.numel():
+            raise Unsuitable("empty")
         if not torch.isfinite(out).all() or not torch.isfinite(other).all() or float(out.abs().max()) > 1e3:
             raise Unsuitable("magnitude")
         if not varies(out) or not varies(other):

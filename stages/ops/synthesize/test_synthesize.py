@@ -98,6 +98,11 @@ def check_every_name_is_used(row):
         for node in ast.walk(function):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 assert node.attr in attributes
+    forward = next(n for n in model.body if isinstance(n, ast.FunctionDef) and n.name == "forward")
+    assert not {a.arg for a in forward.args.args} & attributes, f"one name for two things:\n{row['code']}"
+    sizes = [size for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) in ("torch.randn", "torch.rand")
+             for size in n.args if isinstance(size, ast.Constant) and size.value > 1]
+    assert not sizes, f"a size without a name:\n{row['code']}"
     if "import torch.nn.functional as F" in row["code"]:
         assert loads["F"]
     for operator in json.loads(row["ops"]):
