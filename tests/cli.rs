@@ -34,7 +34,7 @@ fn a_first_session() {
     insta::assert_snapshot!("runs", sandbox.stable(&sandbox.good(&["runs"])));
     insta::assert_snapshot!("help", sandbox.good(&["--help"]));
     sandbox.good(&["export", "twice.out", "here"]);
-    assert_eq!(std::fs::read_to_string(sandbox.path("here/file")).unwrap(), "hello\nhello\n");
+    assert_eq!(std::fs::read_to_string(sandbox.path("here/out")).unwrap(), "hello\nhello\n");
     sandbox.good(&["tag", "twice.out", "texts@v1"]);
     sandbox.good(&["export", "texts@v1", "there"]);
 }
@@ -198,4 +198,41 @@ fn the_schema_in_data_is_current() {
     }
     let kept = std::fs::read_to_string(&file).unwrap();
     assert!(kept == schema, "run `UPDATE_SCHEMA=1 cargo test --test integration schema` and commit the file");
+}
+
+#[test]
+fn parameters_choose_a_result() {
+    let sandbox = demo();
+    sandbox.good(&["run", "p.yaml"]);
+    sandbox.good(&["run", "p.yaml", "-p", "word=bye"]);
+    sandbox.good(&["export", "words", "newest"]);
+    sandbox.good(&["export", "words", "older", "-p", "word=hello"]);
+    assert_eq!(std::fs::read_to_string(sandbox.path("newest/out")).unwrap(), "bye\n");
+    assert_eq!(std::fs::read_to_string(sandbox.path("older/out")).unwrap(), "hello\n");
+    let error = sandbox.bad(2, &["export", "words", "none", "-p", "word=else"]);
+    assert!(error.contains("was not made with these parameters"), "{error}");
+}
+
+#[test]
+fn a_tagged_table_feeds_a_command() {
+    let sandbox = demo();
+    sandbox.good(&["run", "p.yaml"]);
+    sandbox.good(&["tag", "table.t", "rows@v1"]);
+    sandbox.write(
+        "q.yaml",
+        "name: q\nstages:\n  use: { uses: run, inputs: { w: { artifact: rows@v1 } }, run: 'test -f inputs/w.parquet; echo ok > \
+         outputs/o', outputs: { o: tree } }\n",
+    );
+    sandbox.good(&["run", "q.yaml"]);
+}
+
+#[test]
+fn a_file_that_was_not_declared_is_hinted_at() {
+    let sandbox = demo();
+    sandbox.write("scripts/a.sh", "echo").write(
+        "q.yaml",
+        "name: q\nstages: { a: { uses: run, run: 'sh scripts/a.sh > outputs/o', outputs: { o: tree } } }\n",
+    );
+    let error = sandbox.bad(1, &["run", "q.yaml"]);
+    assert!(error.contains("add `files: [scripts/a.sh]` to the stage"), "{error}");
 }

@@ -197,7 +197,7 @@ fn the_command_in_the_readme_runs() {
     sandbox.write("readme.yaml", &format!("name: readme\nstages:\n{stage}"));
     sandbox.good(&["run", "readme.yaml"]);
     sandbox.good(&["export", "report", "out"]);
-    assert_eq!(std::fs::read_to_string(sandbox.path("out/file")).unwrap(), "- eager_time: 3 rejected\n");
+    assert_eq!(std::fs::read_to_string(sandbox.path("out/report")).unwrap(), "- eager_time: 3 rejected\n");
 }
 
 #[test]

@@ -376,3 +376,44 @@ async fn a_port_gets_only_the_columns_that_count() {
     lab.launches("stages: { a: { uses: lab/columns, inputs: { rows: { path: ids.parquet } } } }").await;
     assert_eq!(*seen.lock().unwrap(), ["id"]);
 }
+
+/// A web server on this machine that knows one file.
+fn web_server(body: &'static str) -> String {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().take(8) {
+            let mut stream = stream.unwrap();
+            let mut request = [0; 4096];
+            let count = stream.read(&mut request).unwrap_or(0);
+            let found = String::from_utf8_lossy(&request[..count]).starts_with("GET /data/words.txt ");
+            let (status, body) = if found { ("200 OK", body) } else { ("404 Not Found", "") };
+            let length = body.len();
+            let date = "Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT";
+            let _ = write!(
+                stream,
+                "HTTP/1.1 {status}\r\n{date}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+            );
+        }
+    });
+    format!("http://{address}/data/words.txt")
+}
+
+#[tokio::test]
+async fn a_download_is_known_by_its_digest() {
+    let mut lab = Lab::new();
+    let url = web_server("from afar");
+    let digest = cuda_agent::digest::Digest::of_bytes(b"from afar");
+    let pipeline = |url: &str, digest: &str| {
+        format!("stages: {{ a: {{ uses: lab/join, inputs: {{ a: {{ url: '{url}', digest: '{digest}' }} }} }} }}")
+    };
+    let (report, _) = lab.run(&pipeline(&url, &digest.to_string())).await;
+    assert!(lab.text(&report, "a").await.contains("a: from afar"));
+    // Once fetched, it is not fetched again: the address may be gone.
+    assert_eq!(lab.launches(&pipeline("http://127.0.0.1:1/x", &digest.to_string())).await, [""; 0]);
+    let (report, _) = lab.run(&pipeline(&url, &"0".repeat(64))).await;
+    assert!(report.failed["a"].message.contains("has the digest"), "{:?}", report.failed);
+    let (report, _) = lab.run(&pipeline(&url.replace("words", "nothing"), &"1".repeat(64))).await;
+    assert!(report.failed["a"].message.contains("is not there"), "{:?}", report.failed);
+}

@@ -154,7 +154,7 @@ fn a_program_sees_only_what_is_declared() {
     sandbox.write("p.yaml", &text.replace("    outputs:", "    env: { DECLARED: '1' }\n    outputs:"));
     sandbox.good(&["run", "p.yaml"]);
     sandbox.good(&["export", "a.out", "seen"]);
-    let seen = std::fs::read_to_string(sandbox.path("seen/file")).unwrap();
+    let seen = std::fs::read_to_string(sandbox.path("seen/out")).unwrap();
     assert!(seen.contains("\nDECLARED\n") && !seen.contains("UNDECLARED"), "{seen}");
 }
 

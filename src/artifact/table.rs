@@ -184,6 +184,17 @@ pub fn check(info: &TableInfo, declared: &[(&str, &ColumnType)], closed: bool) -
     if wrong.is_empty() { Ok(()) } else { Err(ArtifactError::Contract(wrong.join("; "))) }
 }
 
+/// Digests of the rows of a table over some of its columns.
+pub fn row_digests(path: &Path, columns: &[&String]) -> Result<Vec<Digest>, ArtifactError> {
+    let mut digests = Vec::new();
+    for batch in read(path)?.1 {
+        let named: Vec<(&str, arrow::array::ArrayRef)> =
+            columns.iter().filter_map(|name| Some((name.as_str(), batch.column_by_name(name)?.clone()))).collect();
+        digests.extend(super::column::row_digests(&named).map_err(ArtifactError::malformed(path))?);
+    }
+    Ok(digests)
+}
+
 /// The rows of some columns, each value ready for JSON, and the arrays that digests are made of.
 pub fn columns_of(
     schema: &Arc<Schema>,

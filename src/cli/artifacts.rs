@@ -1,19 +1,23 @@
 //! `export` and `tag`, and finding what `STAGE.output` or `NAME@TAG` means.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
 
+use super::plan::plans;
 use super::project::Project;
 use super::runs::newest_key;
 use super::{CliError, Exit, print, print_json};
 use crate::artifact::Artifact;
 use crate::digest::Digest;
 use crate::execute::attempt;
+use crate::plan::graph::Graph;
 use crate::plan::inputs::Input;
+use crate::plan::{StagePlan, Verdict};
 use crate::schedule;
+use crate::spec::Pipeline;
 use crate::store::{Store, Tag};
 
 /// Options of `export`.
@@ -64,16 +68,57 @@ pub async fn find(project: &Project, store: &Store, what: &str) -> Result<Found,
         Ok(file) => Some(project.pipeline(&file)?),
         Err(_) => None,
     };
+    if let Some(pipeline) = &pipeline
+        && !project.common.params.is_empty()
+    {
+        let key = planned_key(project, pipeline, stage).await?;
+        return outputs_of(store, &key, output, what).await;
+    }
     let name = pipeline.as_ref().map(|pipeline| pipeline.name.as_str());
-    let Some(key) = newest_key(store, name, stage).await? else {
-        let error = CliError::usage(format!("no run has made `{stage}` yet"));
-        let names = pipeline.iter().flat_map(|pipeline| pipeline.stages.iter().map(|stage| stage.name.as_str()));
-        return Err(match crate::spec::suggest(stage, names) {
-            Some(near) if near != stage => error.with_hint(format!("did you mean `{near}`?")),
-            _ => error.with_hint(format!("`cuda-agent run {stage}` makes it")),
-        });
+    match newest_key(store, name, stage).await? {
+        Some(key) => outputs_of(store, &key, output, what).await,
+        None => Err(not_made(pipeline.as_ref(), stage)),
+    }
+}
+
+/// With `-p`, the result that these parameters lead to, not the newest one.
+async fn planned_key(project: &Project, pipeline: &Pipeline, stage: &str) -> Result<Digest, CliError> {
+    let Some(index) = pipeline.stages.iter().position(|candidate| candidate.name == stage) else {
+        return Err(not_made(Some(pipeline), stage));
     };
-    outputs_of(store, &key, output, what).await
+    let graph = Graph::new(pipeline);
+    let mut selected = graph.ancestors([index]);
+    selected[index] = true;
+    let plans = plans(project, pipeline, &graph, &selected, &BTreeSet::new()).await?;
+    match &plans[index] {
+        Some(StagePlan { resolved: Some(resolved), verdict: Verdict::Hit { .. } }) => Ok(resolved.key),
+        _ => Err(CliError::usage(format!("`{stage}` was not made with these parameters"))
+            .with_hint("run it with the same `-p`, or leave `-p` out for the newest result")),
+    }
+}
+
+/// Why there is nothing to show of a stage.
+fn not_made(pipeline: Option<&Pipeline>, stage: &str) -> CliError {
+    let Some(pipeline) = pipeline else {
+        return CliError::usage(format!("no run has made `{stage}` yet"))
+            .with_hint("name the pipeline with --pipeline");
+    };
+    let names = || pipeline.stages.iter().map(|stage| stage.name.as_str());
+    let cells: Vec<&str> =
+        pipeline.stages.iter().filter(|candidate| candidate.base == stage).map(|cell| cell.name.as_str()).collect();
+    if names().any(|name| name == stage) {
+        return CliError::usage(format!("no run has made `{stage}` yet"))
+            .with_hint(format!("`cuda-agent run {stage}` makes it"));
+    }
+    if !cells.is_empty() {
+        return CliError::usage(format!("`{stage}` is a matrix"))
+            .with_hint(format!("name a cell: {}", cells.join(", ")));
+    }
+    let error = CliError::usage(format!("there is no stage `{stage}` in pipeline `{}`", pipeline.name));
+    match crate::spec::suggest(stage, names()) {
+        Some(near) => error.with_hint(format!("did you mean `{near}`?")),
+        None => error.with_hint(format!("its stages are {}", names().collect::<Vec<_>>().join(", "))),
+    }
 }
 
 async fn outputs_of(store: &Store, key: &Digest, output: Option<&str>, what: &str) -> Result<Found, CliError> {
@@ -111,7 +156,7 @@ pub async fn export(project: &Project, options: ExportOptions) -> Result<Exit, C
             folder.join(attempt::artifact_name(&port, artifact.port_type))
         };
         let size = artifact.size;
-        place(&store, artifact, &target).await?;
+        let target = place(&store, &port, artifact, &target).await?;
         made.push((target, size));
     }
     if project.common.json {
@@ -125,14 +170,15 @@ pub async fn export(project: &Project, options: ExportOptions) -> Result<Exit, C
     Ok(Exit::Done)
 }
 
-async fn place(store: &Store, artifact: Artifact, target: &Path) -> Result<(), CliError> {
+async fn place(store: &Store, port: &str, artifact: Artifact, target: &Path) -> Result<PathBuf, CliError> {
     let single = artifact.rows.is_none()
         && store.tree_entries(&artifact).await?.is_some_and(|entries| entries.iter().any(|e| e.path.is_empty()));
     // A single file cannot take the place of the folder.
-    let target = if single && target.is_dir() { target.join("file") } else { target.to_owned() };
+    let target = if single && target.is_dir() { target.join(port) } else { target.to_owned() };
     attempt::place(store, &Input::stored(artifact), &target)
         .await
-        .map_err(|failure| CliError { hint: failure.hint.clone(), ..CliError::environment(failure.message) })
+        .map_err(|failure| CliError { hint: failure.hint.clone(), ..CliError::environment(failure.message) })?;
+    Ok(target)
 }
 
 /// Names an output.

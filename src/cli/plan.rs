@@ -1,6 +1,6 @@
 //! `plan`, `explain` and `graph`: what would be done, and why.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
@@ -9,6 +9,7 @@ use super::progress::because;
 use super::project::Project;
 use super::run::named_stages;
 use super::{CliError, Exit, print, print_json};
+use crate::key::MissReason;
 use crate::plan::graph::Graph;
 use crate::plan::{Planner, StagePlan, Verdict};
 use crate::schedule;
@@ -50,7 +51,8 @@ enum Format {
     Mermaid,
 }
 
-async fn plans(
+/// Plans the selected stages against a store that is only looked at.
+pub async fn plans(
     project: &Project,
     pipeline: &Pipeline,
     graph: &Graph,
@@ -76,13 +78,22 @@ pub async fn plan(project: &Project, options: Options) -> Result<Exit, CliError>
     let known: Vec<(usize, &StagePlan)> =
         graph.order().iter().filter_map(|index| Some((*index, plans[*index].as_ref()?))).collect();
     if project.common.json {
-        let stages: Vec<Value> = known.iter().map(|(index, plan)| as_json(&pipeline, *index, plan)).collect();
+        let todo = rows_to_do(project, &pipeline, &known).await?;
+        let stage = |(index, plan): &(usize, &StagePlan)| {
+            let mut value = as_json(&pipeline, *index, plan);
+            if let Some((todo, all)) = todo.get(index) {
+                value["rows"] = json!({ "to_do": todo, "total": all });
+            }
+            value
+        };
+        let stages: Vec<Value> = known.iter().map(stage).collect();
         print_json(&json!({ "pipeline": pipeline.name, "stages": stages }));
         return Ok(Exit::Done);
     }
     let width = known.iter().map(|(index, _)| pipeline.stages[*index].name.len()).max().unwrap_or(0).min(40);
     let mut text = String::new();
     let mut counts = [0usize; 3];
+    let todo = rows_to_do(project, &pipeline, &known).await?;
     for (index, plan) in &known {
         let (place, word) = match &plan.verdict {
             Verdict::Hit { .. } => (0, "hit"),
@@ -90,7 +101,8 @@ pub async fn plan(project: &Project, options: Options) -> Result<Exit, CliError>
             Verdict::Pending { .. } => (2, "pending"),
         };
         counts[place] += 1;
-        let why = reasons(&pipeline, &plan.verdict);
+        let rows = todo.get(index).map(|(todo, all)| format!(" ({todo} of {all} rows to do)")).unwrap_or_default();
+        let why = format!("{}{rows}", reasons(&pipeline, &plan.verdict));
         text.push_str(format!("{:<width$}  {word:<7}  {why}", pipeline.stages[*index].name).trim_end());
         text.push('\n');
     }
@@ -98,6 +110,25 @@ pub async fn plan(project: &Project, options: Options) -> Result<Exit, CliError>
     text.push_str(&format!("\n{misses} to run, {pending} pending, {hits} up to date\n"));
     print(&text);
     Ok(Exit::Done)
+}
+
+/// For by-row stages that would run: rows to do, and rows in all.
+async fn rows_to_do(
+    project: &Project,
+    pipeline: &Pipeline,
+    plans: &[(usize, &StagePlan)],
+) -> Result<BTreeMap<usize, (u64, u64)>, CliError> {
+    let (store, host, refresh) = (project.existing_store()?, project.host(), BTreeSet::new());
+    let planner = Planner::new(pipeline, &project.catalog, &store, &host, &project.folders, &refresh);
+    let mut rows = BTreeMap::new();
+    for (index, plan) in plans {
+        let (Some(resolved), Verdict::Miss { reasons, .. }) = (&plan.resolved, &plan.verdict) else { continue };
+        if reasons.contains(&MissReason::Refresh) {
+            continue;
+        }
+        rows.extend(planner.rows_to_do(&pipeline.stages[*index], resolved).await?.map(|counts| (*index, counts)));
+    }
+    Ok(rows)
 }
 
 fn reasons(pipeline: &Pipeline, verdict: &Verdict) -> String {

@@ -116,6 +116,11 @@ pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliEr
 
 /// Prints what a stage printed.
 pub async fn log(project: &Project, options: LogOptions) -> Result<Exit, CliError> {
+    if !project.common.params.is_empty() {
+        return Err(
+            CliError::usage("`-p` does not choose a log").with_hint("`--run ID` does; `cuda-agent runs` lists them")
+        );
+    }
     let store = project.existing_store()?;
     let name = format!("{}.log", file_name(&options.stage));
     let ids = match &options.run {

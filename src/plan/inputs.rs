@@ -195,18 +195,18 @@ pub async fn download(url: &str, digest: &str, port_type: PortType, cache: &Path
     Ok(Input { artifact, outside: Some(Outside { path, stamps }) })
 }
 
+/// `https://`, `http://` and `file://`; which bytes come is checked by their digest.
 async fn fetch(url: &str) -> Result<Vec<u8>, String> {
-    let (store, path) = object_store_url(url)?;
-    let result = object_store::ObjectStoreExt::get(&store, &path).await.map_err(|error| format!("{url}: {error}"))?;
-    result.bytes().await.map(|bytes| bytes.to_vec()).map_err(|error| format!("{url}: {error}"))
-}
-
-fn object_store_url(url: &str) -> Result<(object_store::local::LocalFileSystem, object_store::path::Path), String> {
-    let Some(path) = url.strip_prefix("file://") else {
-        return Err(format!("{url} cannot be fetched; this build reads file:// URLs"));
+    let fail = |error: object_store::Error| match error {
+        object_store::Error::NotFound { .. } => format!("{url} is not there; check the address"),
+        other => format!("{url}: {other}"),
     };
-    let path = object_store::path::Path::from_absolute_path(path).map_err(|error| format!("{url}: {error}"))?;
-    Ok((object_store::local::LocalFileSystem::new(), path))
+    let parsed =
+        url::Url::parse(url).map_err(|error| format!("{url}: {error}; it should be an https:// or file:// URL"))?;
+    let (store, path) = object_store::parse_url_opts(&parsed, [("allow_http", "true")])
+        .map_err(|_| format!("{url} cannot be fetched; https://, http:// and file:// URLs can"))?;
+    let result = object_store::ObjectStoreExt::get(&*store, &path).await.map_err(fail)?;
+    result.bytes().await.map(|bytes| bytes.to_vec()).map_err(fail)
 }
 
 /// An artifact by name and tag.
@@ -217,7 +217,17 @@ pub async fn tagged(store: &Store, name: &str, tag: &str) -> Result<Input, Strin
     };
     let record = store.record(&target.key).await.map_err(error)?.map(|(_, record)| record);
     let artifact = record.and_then(|record| record.outputs.get(&target.output).cloned());
-    artifact.map(Input::stored).ok_or_else(|| format!("what {name}@{tag} names is gone from {}", store.url()))
+    let gone = || {
+        let url = store.url();
+        format!(
+            "what {name}@{tag} names is gone from {url}, or damaged; make it again, and tag it with `cuda-agent tag`"
+        )
+    };
+    let artifact = artifact.ok_or_else(gone)?;
+    match store.missing_blob(&artifact).await.map_err(error)? {
+        Some(_) => Err(gone()),
+        None => Ok(Input::stored(artifact)),
+    }
 }
 
 #[cfg(test)]

@@ -261,6 +261,23 @@ impl<'a> Planner<'a> {
         Ok(StagePlan { resolved: Some(resolved), verdict })
     }
 
+    /// Of a by-row stage: rows that a run would do, and distinct rows in all. `None` where the table is not at hand.
+    pub async fn rows_to_do(&self, stage: &Stage, resolved: &Resolved) -> Result<Option<(u64, u64)>, PlanError> {
+        let (Some(by_row), Some(base)) = (&stage.kind.by_row, resolved.base) else { return Ok(None) };
+        let input = &resolved.inputs[&by_row.port][0];
+        let stored = || Some(self.store.folder()?.join(crate::store::blob_name(&input.artifact.blob)));
+        let Some(path) = input.outside.as_ref().map(|outside| outside.path.clone()).or_else(stored) else {
+            return Ok(None);
+        };
+        let columns: Vec<&String> = stage.kind.inputs[&by_row.port].columns.keys().collect();
+        let Ok(digests) = crate::artifact::table::row_digests(&path, &columns) else { return Ok(None) };
+        let cache = self.folders.cache.join("rows").join(base.to_string());
+        let index = crate::rows::RowIndex::load(self.store, &base, &cache).await?;
+        let distinct: BTreeSet<&Digest> = digests.iter().collect();
+        let todo = distinct.iter().filter(|row| index.find(row).is_none()).count();
+        Ok(Some((todo as u64, distinct.len() as u64)))
+    }
+
     async fn look_up(&self, index: usize, stage: &Stage, resolved: &Resolved) -> Result<Verdict, PlanError> {
         let mut reasons = Vec::new();
         let (generation, record) = self.store.newest(&resolved.key).await?;
