@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn the_highest_epoch_wins_and_then_the_smallest_name() {
-        let mut names = vec![name(0, 1), name(0, 2), name(1, 3)];
+        let mut names = [name(0, 1), name(0, 2), name(1, 3)];
         names.sort_unstable();
         assert_eq!(names[0], name(1, 3));
         assert!(names[1].digest < names[2].digest);

@@ -200,7 +200,9 @@ impl Card<'_> {
     fn timing(&self) -> String {
         let (trials, threads) = (self.range("eager_trials"), self.range("threads"));
         let Some(trials) = trials else { return String::new() };
-        let on = threads.map_or(String::new(), |threads| format!(", on {threads} CPU thread(s)"));
+        let on = threads.map_or(String::new(), |threads| {
+            format!(", on {threads} CPU thread{}", if threads == "1" { "" } else { "s" })
+        });
         format!(
             "\n`eager_ms` and `compiled_ms` are medians over the forwards of a task that were timed: {trials} in eager \
              mode{on}.\n"
@@ -281,7 +283,7 @@ impl Card<'_> {
         if copied > 0 {
             let _ = write!(
                 text,
-                "\nThe code of the {copied} row(s) with `data_source` {TRANSFORMERS} is not: it is taken from the \
+                "\nThe code of rows with `data_source` {TRANSFORMERS} is not: it is taken from the \
                  transformers library, copyright the HuggingFace team and the authors named there, and stays under the \
                  Apache License, Version 2.0 (Apache-2.0). The header of each names its file and says what was changed.\n"
             );
