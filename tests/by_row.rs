@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cuda_agent::artifact::{json, table};
+use cuda_agent::event::RunEvent;
 use cuda_agent::host::Host;
 use cuda_agent::store::RowCounts;
 use serde_json::{Map, Value};
@@ -135,6 +136,9 @@ async fn a_row_that_kills_its_program_twice_is_rejected_and_costs_one_row() {
     let (rows, table) = counts(&mut lab).await;
     assert_eq!((rows.executed, rows.rejected, table.len()), (10, 1, 9));
     assert_eq!(asked.take().iter().filter(|id| **id == 3).count(), 2, "once more, alone");
+    let told =
+        |event: &RunEvent| matches!(event, RunEvent::Message { message, .. } if message.contains("is rejected: crash"));
+    assert!(lab.events.iter().any(told), "{:?}", lab.events);
     ids(&lab, &(0..11).collect::<Vec<_>>(), "x");
     counts(&mut lab).await;
     assert_eq!(asked.take(), [10], "what is rejected stays rejected");

@@ -147,12 +147,12 @@ fn summary(
     if skipped > 0 {
         parts.push(format!("{skipped} skipped"));
     }
-    let ended = match outcome {
-        RunOutcome::Done => "done",
-        RunOutcome::Failed => "failed",
-        RunOutcome::Interrupted => "interrupted",
+    let (ended, next) = match outcome {
+        RunOutcome::Done => ("done", ""),
+        RunOutcome::Failed => ("failed", ""),
+        RunOutcome::Interrupted => ("interrupted", "; what is done is kept, run again to go on"),
     };
-    format!("{ended} in {took}: {}", parts.join(", "))
+    format!("{ended} in {took}: {}{next}", parts.join(", "))
 }
 
 /// A rate for people: a whole one, or one a minute where it is slow.

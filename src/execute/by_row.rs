@@ -98,7 +98,9 @@ pub async fn execute(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
         return Err(Failure::environment(format!("{} row results are gone from the store", lost - counts.failed))
             .with_hint("run again: those rows will be executed once more"));
     }
-    counts.rejected = results.rejected();
+    let rejections = results.rejections();
+    counts.rejected = rejections.len() as u64;
+    tell_rejections(job, &rows.digests, &rejections);
     for (port, batch) in results.assemble(&rows.input, &rows.digests, &schema)? {
         let path = folder.join("outputs").join(format!("{port}.parquet"));
         std::fs::create_dir_all(folder.join("outputs")).map_err(crate::artifact::ArtifactError::io(folder))?;
@@ -150,6 +152,24 @@ async fn adopt_orphans(job: &Job, schema: &SegmentSchema, base: &Digest) -> Resu
 fn latest(results: impl Iterator<Item = RowResult>) -> Vec<RowResult> {
     let by_row: BTreeMap<String, RowResult> = results.map(|result| (result.row.clone(), result)).collect();
     by_row.into_values().filter(|result| result.status != RowStatus::Failed).collect()
+}
+
+/// Which rows are at fault, and why: all of them in the log, the first few for whoever watches.
+fn tell_rejections(job: &mut Job, digests: &[Digest], rejections: &[(Digest, String)]) {
+    const SHOWN: usize = 3;
+    for (number, (digest, why)) in rejections.iter().enumerate() {
+        let row = digests.iter().position(|row| row == digest).unwrap_or_default();
+        let message = job.redact(&format!("row {row} of the input ({}) is rejected: {why}", digest.short()));
+        job.log.lock().expect("no panic happens under this lock").note(&message);
+        if number < SHOWN {
+            job.say("warning".into(), message);
+        }
+    }
+    if rejections.len() > SHOWN {
+        let stage = job.stage().name.clone();
+        let more = rejections.len() - SHOWN;
+        job.say("warning".into(), format!("and {more} more; cuda-agent log '{stage}' has them all"));
+    }
 }
 
 fn refuse_failed_rows(job: &Job, failed: &[RowResult]) -> Result<(), Failure> {

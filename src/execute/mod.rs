@@ -820,6 +820,7 @@ impl<'e, 'a> Run<'e, 'a> {
     }
 
     fn fail(&mut self, index: usize, failure: Failure) {
+        let cancelled = failure.cancelled;
         let stage = self.stage(index);
         let active = self.active.remove(&index);
         let key = active.as_ref().map(|active| active.resolved.key);
@@ -848,6 +849,10 @@ impl<'e, 'a> Run<'e, 'a> {
             self.report.failed.insert(stage.name.clone(), failure);
         }
         for skipped in self.scheduler.finish(index, false) {
+            if cancelled {
+                // Nothing failed; it would have come next.
+                continue;
+            }
             self.enter(skipped, None, "skipped", None);
             let name = self.stage(skipped).name.clone();
             let outcome = StageOutcome::Skipped { because: stage.name.clone() };

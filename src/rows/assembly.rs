@@ -66,9 +66,20 @@ impl Results {
         rows.iter().filter(|row| !self.at.contains_key(row)).collect()
     }
 
-    /// How many of the rows are rejected.
-    pub fn rejected(&self) -> u64 {
-        segment::outcomes(&self.batch).iter().filter(|outcome| **outcome == RowOutcome::Rejected).count() as u64
+    /// The rejected rows: digest, and why in words.
+    pub fn rejections(&self) -> Vec<(Digest, String)> {
+        let text = |column: usize, row: usize| {
+            let column = self.batch.column(column).as_string::<i32>();
+            column.is_valid(row).then(|| column.value(row).to_owned())
+        };
+        let outcomes = segment::outcomes(&self.batch).into_iter().enumerate();
+        let rejected = outcomes.filter(|(_, outcome)| *outcome == RowOutcome::Rejected).map(|(row, _)| row);
+        let digest = |row: usize| {
+            let digests = self.batch.column(0).as_fixed_size_binary();
+            Digest(digests.value(row).try_into().expect("digests have 32 bytes"))
+        };
+        let why = |row| [text(2, row), text(3, row)].into_iter().flatten().collect::<Vec<_>>().join(": ");
+        rejected.map(|row| (digest(row), why(row))).collect()
     }
 
     /// The table of each output port.
