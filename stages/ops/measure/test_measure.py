@@ -17,7 +17,9 @@ import pytest
 pytest.importorskip("torch")
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "python"), str(HERE.parent.parent / "protocol" / "python")]
+# Where the engine lets the program look for modules.
+FOLDERS = [str(HERE), str(HERE.parent / "python"), str(HERE.parent.parent / "protocol" / "python")]
+sys.path[:0] = FOLDERS
 
 import columns  # noqa: E402
 import cuda_agent_stage as stage  # noqa: E402
@@ -403,7 +405,7 @@ def test_a_missing_compiler_is_said_before_the_first_row(tmp_path):
 def test_without_namespaces_strays_are_ended_and_limits_hold(tmp_path):
     supervisor.isolation.adopt_orphans()
     server = supervisor.Zygote(
-        str(tmp_path), compile=False, environment={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:3])},
+        str(tmp_path), compile=False, environment={**os.environ, "PYTHONPATH": os.pathsep.join(FOLDERS)},
         log=lambda *_, **__: None,
     )  # fmt: skip
     server.start()
