@@ -218,10 +218,16 @@ impl Bars {
         if let Some(total) = total
             && bar.length() != Some(total)
         {
-            let template = "{spinner} {prefix:<24!} {elapsed:>5} {wide_bar} {pos}/{len} {msg} {rate:>8} eta {eta:>4}";
+            let template = "{spinner} {prefix:<24!} {elapsed:>5} {wide_bar} {pos}/{len} {msg} {rate:>8} {left}";
             let style = ProgressStyle::with_template(template).expect("the template is right");
-            bar.set_style(style.with_key("rate", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+            let style = style.with_key("rate", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
                 let _ = write!(out, "{}", rate(state.per_sec()));
+            });
+            // Before the first unit is done nobody knows.
+            bar.set_style(style.with_key("left", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+                if state.pos() > 0 {
+                    let _ = write!(out, "eta {}", seconds(state.eta()));
+                }
             }));
             bar.set_length(total);
             bar.set_message(unit.to_owned());
