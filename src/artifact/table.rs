@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::sync::Arc;
 
-use arrow::array::RecordBatch;
+use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::Schema;
 use cuda_agent_protocol::ColumnType;
 use cuda_agent_protocol::manifest::OutputColumn;
@@ -185,41 +185,39 @@ pub fn check(info: &TableInfo, declared: &[(&str, &ColumnType)], closed: bool) -
 }
 
 /// Digests of the rows of a table over some of its columns.
-pub fn row_digests(path: &Path, columns: &[&String]) -> Result<Vec<Digest>, ArtifactError> {
+pub fn row_digests(path: &Path, columns: &[String]) -> Result<Vec<Digest>, ArtifactError> {
     let mut digests = Vec::new();
     for batch in read(path)?.1 {
-        let named: Vec<(&str, arrow::array::ArrayRef)> =
-            columns.iter().filter_map(|name| Some((name.as_str(), batch.column_by_name(name)?.clone()))).collect();
-        digests.extend(super::column::row_digests(&named).map_err(ArtifactError::malformed(path))?);
+        digests.extend(batch_digests(&batch, columns)?);
     }
     Ok(digests)
 }
 
-/// The rows of some columns, each value ready for JSON, and the arrays that digests are made of.
-pub fn columns_of(
-    schema: &Arc<Schema>,
-    batches: &[RecordBatch],
-    names: &[String],
-) -> Result<Vec<(String, arrow::array::ArrayRef)>, ArtifactError> {
-    let whole =
-        arrow::compute::concat_batches(schema, batches).map_err(|error| ArtifactError::Contract(error.to_string()))?;
-    names
-        .iter()
-        .map(|name| {
-            let array = whole
-                .column_by_name(name)
-                .ok_or_else(|| ArtifactError::Contract(format!("column `{name}` is missing")))?;
-            let array =
-                canonical(array).map_err(|error| ArtifactError::Contract(format!("column `{name}`: {error}")))?;
-            Ok((name.clone(), array))
-        })
-        .collect()
+/// Digests of the rows of a batch over some of its columns.
+pub fn batch_digests(batch: &RecordBatch, columns: &[String]) -> Result<Vec<Digest>, ArtifactError> {
+    let named: Result<Vec<(&str, ArrayRef)>, _> =
+        columns.iter().map(|name| Ok((name.as_str(), column(batch, name)?.clone()))).collect();
+    super::column::row_digests(&named?).map_err(|error| ArtifactError::Contract(error.to_string()))
+}
+
+/// Some columns of a batch, each value ready for JSON.
+pub fn columns_of(batch: &RecordBatch, names: &[String]) -> Result<Vec<(String, ArrayRef)>, ArtifactError> {
+    let ready = |name: &String| {
+        let array = canonical(column(batch, name)?);
+        let array = array.map_err(|error| ArtifactError::Contract(format!("column `{name}`: {error}")))?;
+        Ok((name.clone(), array))
+    };
+    names.iter().map(ready).collect()
+}
+
+fn column<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef, ArtifactError> {
+    batch.column_by_name(name).ok_or_else(|| ArtifactError::Contract(format!("column `{name}` is missing")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use arrow::array::{ArrayRef, Int64Array, StringArray};
+    use arrow::array::{Int64Array, StringArray};
 
     fn batch(rows: std::ops::Range<i64>) -> RecordBatch {
         let texts: Vec<String> = rows.clone().map(|row| format!("text {row}")).collect();

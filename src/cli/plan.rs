@@ -61,6 +61,10 @@ pub async fn plans(
 ) -> Result<Vec<Option<StagePlan>>, CliError> {
     let (store, host) = (project.existing_store()?, project.host());
     let planner = Planner::new(pipeline, &project.catalog, &store, &host, &project.folders, refresh);
+    planned(&planner, graph, selected).await
+}
+
+async fn planned(planner: &Planner<'_>, graph: &Graph, selected: &[bool]) -> Result<Vec<Option<StagePlan>>, CliError> {
     if let Some(error) = CliError::all(planner.problems(selected)) {
         return Err(error);
     }
@@ -74,11 +78,13 @@ pub async fn plan(project: &Project, options: Options) -> Result<Exit, CliError>
     let graph = Graph::new(&pipeline);
     let selected = graph.select(&pipeline, &patterns)?;
     let refresh = named_stages(&pipeline, &options.refresh)?;
-    let plans = plans(project, &pipeline, &graph, &selected, &refresh).await?;
+    let (store, host) = (project.existing_store()?, project.host());
+    let planner = Planner::new(&pipeline, &project.catalog, &store, &host, &project.folders, &refresh);
+    let plans = planned(&planner, &graph, &selected).await?;
     let known: Vec<(usize, &StagePlan)> =
         graph.order().iter().filter_map(|index| Some((*index, plans[*index].as_ref()?))).collect();
+    let todo = rows_to_do(&planner, &known).await?;
     if project.common.json {
-        let todo = rows_to_do(project, &pipeline, &known).await?;
         let stage = |(index, plan): &(usize, &StagePlan)| {
             let mut value = as_json(&pipeline, *index, plan);
             if let Some((todo, all)) = todo.get(index) {
@@ -93,7 +99,6 @@ pub async fn plan(project: &Project, options: Options) -> Result<Exit, CliError>
     let width = known.iter().map(|(index, _)| pipeline.stages[*index].name.len()).max().unwrap_or(0).min(40);
     let mut text = String::new();
     let mut counts = [0usize; 3];
-    let todo = rows_to_do(project, &pipeline, &known).await?;
     for (index, plan) in &known {
         let (place, word) = match &plan.verdict {
             Verdict::Hit { .. } => (0, "hit"),
@@ -114,19 +119,18 @@ pub async fn plan(project: &Project, options: Options) -> Result<Exit, CliError>
 
 /// For by-row stages that would run: rows to do, and rows in all.
 async fn rows_to_do(
-    project: &Project,
-    pipeline: &Pipeline,
+    planner: &Planner<'_>,
     plans: &[(usize, &StagePlan)],
 ) -> Result<BTreeMap<usize, (u64, u64)>, CliError> {
-    let (store, host, refresh) = (project.existing_store()?, project.host(), BTreeSet::new());
-    let planner = Planner::new(pipeline, &project.catalog, &store, &host, &project.folders, &refresh);
     let mut rows = BTreeMap::new();
     for (index, plan) in plans {
         let (Some(resolved), Verdict::Miss { reasons, .. }) = (&plan.resolved, &plan.verdict) else { continue };
         if reasons.contains(&MissReason::Refresh) {
             continue;
         }
-        rows.extend(planner.rows_to_do(&pipeline.stages[*index], resolved).await?.map(|counts| (*index, counts)));
+        rows.extend(
+            planner.rows_to_do(&planner.pipeline.stages[*index], resolved).await?.map(|counts| (*index, counts)),
+        );
     }
     Ok(rows)
 }

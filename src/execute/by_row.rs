@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 
 use super::launch::{Channels, EVENTS, Exit, Stop};
 use super::{Failure, Job, Message, attempt, stage};
-use crate::artifact::{column, json, table};
+use crate::artifact::{json, table};
 use crate::digest::Digest;
 use crate::event::RunEvent;
 use crate::key::row_seed;
@@ -125,11 +125,9 @@ async fn read_rows(job: &Job, folder: &Path) -> Result<Rows, Failure> {
     let names: Vec<String> = job.stage().kind.inputs[&by_row.port].columns.keys().cloned().collect();
     let read = tokio::task::spawn_blocking(move || {
         let (schema, batches) = table::read(&path)?;
-        let columns = table::columns_of(&schema, &batches, &names)?;
         let input = concat_batches(&schema, &batches).map_err(crate::artifact::ArtifactError::malformed(&path))?;
-        let named: Vec<(&str, ArrayRef)> =
-            names.iter().filter_map(|name| Some((name.as_str(), input.column_by_name(name)?.clone()))).collect();
-        let digests = column::row_digests(&named).map_err(crate::artifact::ArtifactError::malformed(&path))?;
+        let digests = table::batch_digests(&input, &names)?;
+        let columns = table::columns_of(&input, &names)?;
         Ok(Rows { input, digests, columns })
     });
     read.await.expect("reading a table does not panic").map_err(|error: crate::artifact::ArtifactError| error.into())

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cuda_agent_protocol::ResourceGrant;
+use cuda_agent_protocol::manifest::Resources;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -447,16 +448,14 @@ impl Engine<'_> {
 
     fn scheduler(&self) -> Scheduler {
         let producers: Vec<Vec<usize>> = self.pipeline.stages.iter().map(producers).collect();
-        let pools = self.pools();
-        // `--jobs 1` means one after another, not that wide stages cannot run.
-        let needs = self.pipeline.stages.iter().map(|stage| {
-            let mut need = stage.resources.clone();
-            if self.jobs.is_some() {
-                need.cpu = need.cpu.min(pools.cpus);
-            }
-            need
-        });
-        Scheduler::new(&producers, &self.selected, needs.collect(), pools)
+        let needs = self.pipeline.stages.iter().map(|stage| self.need(stage)).collect();
+        Scheduler::new(&producers, &self.selected, needs, self.pools())
+    }
+
+    /// What a program of a stage needs. `--jobs 1` means one after another, not that wide stages cannot run.
+    fn need(&self, stage: &Stage) -> Resources {
+        let cpu = stage.resources.cpu.min(self.jobs.unwrap_or(u32::MAX));
+        Resources { cpu, ..stage.resources.clone() }
     }
 }
 
@@ -664,7 +663,7 @@ impl<'e, 'a> Run<'e, 'a> {
         match verdict {
             Verdict::Hit { record } => self.hit(index, resolved.key, record.outputs),
             Verdict::Miss { reasons, generation } => {
-                if let Some(lack) = self.engine.pools().lack(&self.scheduler_need(index)) {
+                if let Some(lack) = self.engine.pools().lack(&self.engine.need(self.stage(index))) {
                     let failure = Failure::permanent(format!("needs {lack}"))
                         .with_hint("lower `resources:` of the stage, or run on a larger machine");
                     self.active.insert(index, Active::new(resolved, reasons, generation));
@@ -691,14 +690,6 @@ impl<'e, 'a> Run<'e, 'a> {
         self.report.hits += 1;
         self.tell(RunEvent::StageHit { stage: self.stage(index).name.clone() });
         self.done(index, outputs);
-    }
-
-    fn scheduler_need(&self, index: usize) -> cuda_agent_protocol::manifest::Resources {
-        let mut need = self.stage(index).resources.clone();
-        if let Some(jobs) = self.engine.jobs {
-            need.cpu = need.cpu.min(jobs);
-        }
-        need
     }
 
     fn start(&mut self, index: usize, grant: ResourceGrant) {

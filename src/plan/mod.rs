@@ -269,7 +269,7 @@ impl<'a> Planner<'a> {
         let Some(path) = input.outside.as_ref().map(|outside| outside.path.clone()).or_else(stored) else {
             return Ok(None);
         };
-        let columns: Vec<&String> = stage.kind.inputs[&by_row.port].columns.keys().collect();
+        let columns: Vec<String> = stage.kind.inputs[&by_row.port].columns.keys().cloned().collect();
         let Ok(digests) = crate::artifact::table::row_digests(&path, &columns) else { return Ok(None) };
         let cache = self.folders.cache.join("rows").join(base.to_string());
         let index = crate::rows::RowIndex::load(self.store, &base, &cache).await?;
