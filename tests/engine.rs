@@ -318,7 +318,7 @@ async fn a_damaged_record_is_made_again_once() {
     lab.run(text).await;
     lab.refresh.clear();
     let key = lab.store.run(&report.run).await.unwrap().unwrap().stages["a"].key.unwrap();
-    lab.store.overwrite(&format!("v1/records/{key}/00000002"), &b"{torn"[..]).await.unwrap();
+    lab.store.near().overwrite(&format!("v1/records/{key}/00000002"), &b"{torn"[..]).await.unwrap();
     assert_eq!(lab.launches(text).await, ["a"]);
     assert_eq!(lab.launches(text).await, [""; 0]);
 }
@@ -330,8 +330,8 @@ async fn refresh_replaces_a_damaged_blob_of_the_right_size() {
     let (report, _) = lab.run(text).await;
     let blob = report.outputs["a"]["out"].parts[0];
     let name = cuda_agent::store::blob_name(&blob);
-    let size = lab.store.size_of(&name).await.unwrap().unwrap() as usize;
-    lab.store.overwrite(&name, vec![b'x'; size]).await.unwrap();
+    let size = lab.store.near().size_of(&name).await.unwrap().unwrap() as usize;
+    lab.store.near().overwrite(&name, vec![b'x'; size]).await.unwrap();
     lab.refresh = vec!["a".into(), "b".into()];
     let (report, launched) = lab.run(text).await;
     assert!(report.failed.is_empty(), "{:?}", report.failed);

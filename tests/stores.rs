@@ -6,6 +6,7 @@ use std::path::Path;
 use cuda_agent::artifact::{Artifact, tree};
 use cuda_agent::digest::Digest;
 use cuda_agent::key::{Preimage, ProgramIdentity};
+use cuda_agent::store::tier::Tier;
 use cuda_agent::store::{Again, Record, RunManifest, Store, Tag, blob_name};
 use cuda_agent_protocol::PortType;
 
@@ -29,6 +30,7 @@ fn record(text: &str) -> Record {
         kind: "k".into(),
         nonce: cuda_agent::nonce(),
         preimage,
+        base: None,
         outputs: BTreeMap::new(),
         created_at: 0.0,
         run: text.into(),
@@ -46,7 +48,7 @@ async fn blobs(store: &Store, scratch: &Path) {
     store.put_blob(&digest, bytes.clone().into(), Again::No).await.unwrap();
     store.put_blob(&digest, bytes.clone().into(), Again::No).await.unwrap();
     assert_eq!(store.get_blob(&digest).await.unwrap().unwrap(), bytes);
-    assert_eq!(store.read_range(&blob_name(&digest), 5, 3).await.unwrap(), "byt");
+    assert_eq!(store.near().read_range(&blob_name(&digest), 5, 3).await.unwrap(), "byt");
     let file = scratch.join("file");
     std::fs::write(&file, vec![7; 200_000]).unwrap();
     let big = Digest::of_file(&file).unwrap();
@@ -59,13 +61,13 @@ async fn blobs(store: &Store, scratch: &Path) {
 
 async fn damage(store: &Store, scratch: &Path) {
     let digest = Digest::of_bytes(b"right");
-    store.overwrite(&blob_name(&digest), &b"wrong"[..]).await.unwrap();
+    store.truth().overwrite(&blob_name(&digest), &b"wrong"[..]).await.unwrap();
     assert_eq!(store.get_blob(&digest).await.unwrap(), None, "a damaged blob is a missing one");
     assert!(!store.has_blob(&digest).await.unwrap(), "and is out of the way");
-    store.overwrite(&blob_name(&digest), &b"wrong"[..]).await.unwrap();
+    store.truth().overwrite(&blob_name(&digest), &b"wrong"[..]).await.unwrap();
     assert!(!store.fetch_blob(&digest, &scratch.join("x")).await.unwrap());
     let record = record("a");
-    store.overwrite(&format!("v1/records/{}/00000001", record.key), &b"{torn"[..]).await.unwrap();
+    store.truth().overwrite(&format!("v1/records/{}/00000001", record.key), &b"{torn"[..]).await.unwrap();
     assert!(store.record(&record.key).await.unwrap().is_none());
     let commit = store.commit(record.clone(), 0).await.unwrap();
     assert_eq!((commit.generation, commit.ours), (2, true), "a damaged record is passed by");
@@ -190,6 +192,14 @@ async fn a_folder_without_the_short_cuts_conforms() {
     let folder = tempfile::tempdir().unwrap();
     let backend = object_store::local::LocalFileSystem::new_with_prefix(folder.path()).unwrap();
     conforms(Store::over(std::sync::Arc::new(backend), "test://")).await;
+}
+
+/// Two tiers look like one, whatever is where.
+#[tokio::test]
+async fn two_tiers_conform() {
+    let folder = tempfile::tempdir().unwrap();
+    let near = Tier::folder_at(&folder.path().join("near")).unwrap();
+    conforms(Store::tiered(near, Tier::memory(), &folder.path().join("cache"))).await;
 }
 
 #[tokio::test]

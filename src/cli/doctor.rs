@@ -9,7 +9,7 @@ use super::project::Project;
 use super::{CliError, Exit, print, print_json};
 use crate::execute::supervise;
 use crate::schedule;
-use crate::store::Store;
+use crate::store::share::Probe;
 
 struct Check {
     name: &'static str,
@@ -149,23 +149,20 @@ async fn store(project: &Project) -> Vec<Check> {
         Ok(store) => store,
         Err(error) => return vec![Check::new("store", State::Bad, error.message)],
     };
-    let probe = probe(&store).await;
-    vec![match probe {
-        Ok(()) => Check::new("store", State::Good, format!("{}: writes, reads, create-if-absent", store.url())),
-        Err(message) => Check::new("store", State::Bad, format!("{}: {message}", store.url()))
-            .hint("check that the folder can be written to and that the disk is not full"),
+    vec![match store.probe().await {
+        Ok(Probe::Keeps) => {
+            Check::new("store", State::Good, format!("{}: writes, reads, create-if-absent", store.url()))
+        }
+        Ok(Probe::Overwrites) => {
+            Check::new("store", State::Bad, format!("{}: it overwrites what create-if-absent should keep", store.url()))
+                .hint("two writers could both believe they won: see `single_writer:` in docs/share.md")
+        }
+        Err(error) => {
+            let hint = error.hint.clone();
+            let check = Check::new("store", State::Bad, error.to_string());
+            check.hint(
+                &hint.unwrap_or_else(|| "check that the folder can be written to and that the disk is not full".into()),
+            )
+        }
     }]
-}
-
-/// Creates a probe object twice: the second time must be refused, or two writers could both believe they won.
-async fn probe(store: &Store) -> Result<(), String> {
-    let name = format!("v1/leases/probe-{}", crate::nonce());
-    let first = store.create(&name, &b"probe"[..]).await.map_err(|error| error.to_string())?;
-    let second = store.create(&name, &b"other"[..]).await.map_err(|error| error.to_string())?;
-    let there = store.read(&name).await.map_err(|error| error.to_string())?;
-    store.delete(&name).await.map_err(|error| error.to_string())?;
-    match (first, second, there.as_deref()) {
-        (true, false, Some(b"probe")) => Ok(()),
-        _ => Err("it overwrites what create-if-absent should keep".into()),
-    }
 }

@@ -105,7 +105,7 @@ impl CliError {
 
 impl From<StoreError> for CliError {
     fn from(error: StoreError) -> Self {
-        Self::environment(error.to_string())
+        Self { hint: error.hint.clone(), ..Self::environment(error.to_string()) }
     }
 }
 

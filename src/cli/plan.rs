@@ -191,7 +191,7 @@ pub async fn explain(project: &Project, options: ExplainOptions) -> Result<Exit,
             value["preimage"] = serde_json::to_value(&resolved.preimage).expect("pre-images are plain data");
             value["base_key"] = json!(resolved.base);
         }
-        if let Verdict::Hit { record } = &plan.verdict {
+        if let Verdict::Hit { record, .. } = &plan.verdict {
             value["record"] = json!({
                 "run": record.run, "created_at": record.created_at, "duration_s": record.duration_s,
                 "rows": record.rows, "metrics": record.metrics, "outputs": record.outputs,
@@ -238,7 +238,7 @@ fn described(pipeline: &Pipeline, index: usize, plan: &StagePlan) -> String {
         let names: Vec<String> = sources.iter().map(|source| source_name(pipeline, source)).collect();
         text.push_str(&format!("  input    {port} ← {}\n", names.join(", ")));
     }
-    if let Verdict::Hit { record } = &plan.verdict {
+    if let Verdict::Hit { record, .. } = &plan.verdict {
         for (port, artifact) in &record.outputs {
             let rows = artifact.rows.map(|rows| format!("{rows} rows, ")).unwrap_or_default();
             let size = schedule::bytes(artifact.size);

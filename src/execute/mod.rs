@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 use cuda_agent_protocol::ResourceGrant;
 use cuda_agent_protocol::manifest::Resources;
+use futures::future::LocalBoxFuture;
+use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -33,15 +35,14 @@ use crate::key::MissReason;
 use crate::plan::{Outputs, PlanError, Planner, Resolved, StagePlan, Verdict};
 use crate::rows::index::RowError;
 use crate::schedule::{Pools, Scheduler, State, Step};
-use crate::spec::{Pipeline, Retry, Source, Stage};
+use crate::spec::{Pipeline, Retry, Stage};
+use crate::store::lease::{Holder, Lease, Observer};
 use crate::store::{Record, RunManifest, StageEntry, Store, StoreError};
 use launch::{GRACE, Launcher, Stop};
 use log::Log;
 
 /// How many lines of a failed stage's log are shown.
 const LOG_TAIL: usize = 20;
-/// From so many stages on, looking them up is shared among threads.
-const WORTH_THREADS: usize = 64;
 /// How often a run says that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(20);
 
@@ -56,12 +57,14 @@ pub struct Failure {
     pub permanent: bool,
     /// Whether it was interrupted.
     pub cancelled: bool,
+    /// Nothing is wrong, but other runs are making this: the leases to wait for before looking again.
+    pub others: Option<Vec<String>>,
 }
 
 impl Failure {
     /// One that may pass when tried again.
     pub fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), hint: None, permanent: false, cancelled: false }
+        Self { message: message.into(), hint: None, permanent: false, cancelled: false, others: None }
     }
 
     /// One that will not.
@@ -79,6 +82,11 @@ impl Failure {
         Self { cancelled: true, permanent: true, ..Self::new("interrupted") }
     }
 
+    /// Others are making this; it is to be looked up again when one of these leases is free.
+    pub fn made_by_others(leases: Vec<String>) -> Self {
+        Self { others: Some(leases), ..Self::new("other runs are making this") }
+    }
+
     /// Adds what to do about it.
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -88,7 +96,7 @@ impl Failure {
 
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
-        Self::new(error.to_string())
+        Self { hint: error.hint.clone(), ..Self::new(error.to_string()) }
     }
 }
 
@@ -120,6 +128,10 @@ pub struct Context {
     pub gpus: Vec<String>,
     /// Starts programs.
     pub launcher: Arc<dyn Launcher>,
+    /// This run, as other runs see it.
+    pub holder: Holder,
+    /// What is known of other runs' signs of life.
+    pub observer: Observer,
 }
 
 /// One attempt at one stage.
@@ -152,6 +164,8 @@ pub struct Job {
     pub stop: watch::Receiver<Stop>,
     /// Whether other stages wait for what this one's further programs have.
     pub wanted: watch::Receiver<bool>,
+    /// What it has claimed, so that other runs do not make it too.
+    pub leases: Vec<Lease>,
     said: u32,
     progressed: Option<Instant>,
     messages: mpsc::UnboundedSender<Message>,
@@ -188,6 +202,14 @@ impl Job {
     pub fn unique(&self) -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         NEXT.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Gives back what it had claimed.
+    pub async fn give_back_leases(&mut self) {
+        for lease in std::mem::take(&mut self.leases) {
+            // One that cannot be given back ends with the run.
+            let _ = self.context.store.give_back(&lease).await;
+        }
     }
 
     /// Whether it runs again although the store has its result.
@@ -284,6 +306,8 @@ pub enum Message {
     Widen(usize, u32),
     /// The wait before another try is over.
     Again(usize),
+    /// What other runs were making is there, or nobody makes it any more.
+    LookAgain(usize),
 }
 
 /// What a run needs.
@@ -327,6 +351,8 @@ pub struct Report {
     pub hits: usize,
     /// Stages that failed, with why.
     pub failed: BTreeMap<String, Failure>,
+    /// Results that could not be shared.
+    pub unshared: usize,
 }
 
 struct Active {
@@ -340,14 +366,16 @@ struct Active {
 }
 
 type JobEnd = (usize, Result<Record, Failure>);
+type Looked = (usize, Result<StagePlan, PlanError>);
 
 struct Run<'e, 'a> {
     engine: &'e Engine<'a>,
-    planner: Planner<'e>,
+    planner: Arc<Planner<'e>>,
+    looks: FuturesUnordered<LocalBoxFuture<'e, Looked>>,
     context: Arc<Context>,
     scheduler: Scheduler,
     outputs: Vec<Option<Outputs>>,
-    found: HashMap<usize, (Digest, Outputs)>,
+    found: HashMap<usize, StagePlan>,
     active: HashMap<usize, Active>,
     in_flight: HashMap<Digest, usize>,
     parked: HashMap<usize, Vec<usize>>,
@@ -382,8 +410,10 @@ impl Engine<'_> {
             python: self.host.python.clone(),
             gpus: self.host.gpus.iter().map(|gpu| gpu.id.clone()).collect(),
             launcher: self.launcher.clone(),
+            holder: Holder::this(&run_id),
+            observer: Observer::default(),
         });
-        let planner = self.planner();
+        let planner = Arc::new(self.planner());
         let (messages, inbox) = mpsc::unbounded_channel();
         let now = crate::now();
         let manifest = RunManifest {
@@ -404,10 +434,12 @@ impl Engine<'_> {
             executed: Vec::new(),
             hits: 0,
             failed: BTreeMap::new(),
+            unshared: 0,
         };
         let run = Run {
             engine: self,
             planner,
+            looks: FuturesUnordered::new(),
             context,
             scheduler: self.scheduler(),
             outputs: vec![None; self.pipeline.stages.len()],
@@ -447,7 +479,7 @@ impl Engine<'_> {
     }
 
     fn scheduler(&self) -> Scheduler {
-        let producers: Vec<Vec<usize>> = self.pipeline.stages.iter().map(producers).collect();
+        let producers: Vec<Vec<usize>> = self.pipeline.stages.iter().map(crate::plan::producers).collect();
         let needs = self.pipeline.stages.iter().map(|stage| self.need(stage)).collect();
         Scheduler::new(&producers, &self.selected, needs, self.pools())
     }
@@ -457,16 +489,6 @@ impl Engine<'_> {
         let cpu = stage.resources.cpu.min(self.jobs.unwrap_or(u32::MAX));
         Resources { cpu, ..stage.resources.clone() }
     }
-}
-
-fn producers(stage: &Stage) -> Vec<usize> {
-    let sources = stage.inputs.values().flatten();
-    sources
-        .filter_map(|source| match source {
-            Source::Stage { stage, .. } => Some(*stage),
-            _ => None,
-        })
-        .collect()
 }
 
 impl<'e, 'a> Run<'e, 'a> {
@@ -485,8 +507,10 @@ impl<'e, 'a> Run<'e, 'a> {
             stages: self.engine.selected.iter().filter(|chosen| **chosen).count(),
             store: self.engine.store.url().to_owned(),
         });
-        self.found = self.find_hits();
-        let outcome = self.steps(&mut interrupts).await;
+        let outcome = match self.find_hits().await {
+            Ok(()) => self.steps(&mut interrupts).await,
+            Err(error) => Err(error),
+        };
         self.planner.save();
         // An error of planning or of the store ends the run, but not without a word in its manifest.
         self.report.outcome = match (&outcome, *self.stop.borrow()) {
@@ -496,6 +520,7 @@ impl<'e, 'a> Run<'e, 'a> {
             (Ok(()), Stop::Go) => RunOutcome::Failed,
         };
         self.jobs.shutdown().await;
+        self.share_the_rest().await;
         let outputs = std::mem::take(&mut self.outputs).into_iter().enumerate();
         self.report.outputs =
             outputs.filter_map(|(index, outputs)| Some((self.stage(index).name.clone(), outputs?))).collect();
@@ -507,54 +532,11 @@ impl<'e, 'a> Run<'e, 'a> {
         Ok(self.report)
     }
 
-    /// Looks up, on all cores, what a local store has already: a run that finds everything does little else. Stages that
-    /// are not found, or cannot be planned, are left to the loop.
-    fn find_hits(&self) -> HashMap<usize, (Digest, Outputs)> {
-        let mut found: HashMap<usize, (Digest, Outputs)> = HashMap::new();
-        let selected: Vec<usize> =
-            self.engine.order.iter().copied().filter(|index| self.engine.selected[*index]).collect();
-        if self.engine.store.folder().is_none() || selected.len() < WORTH_THREADS {
-            return found;
-        }
-        let mut rest = selected;
-        loop {
-            let known =
-                |stage: &usize| producers(self.stage(*stage)).iter().all(|producer| found.contains_key(producer));
-            let (ready, later): (Vec<usize>, Vec<usize>) = rest.into_iter().partition(known);
-            let hits = self.hits_among(&ready, &found);
-            if hits.is_empty() {
-                return found;
-            }
-            found.extend(hits);
-            rest = later;
-        }
-    }
-
-    fn hits_among(
-        &self,
-        ready: &[usize],
-        found: &HashMap<usize, (Digest, Outputs)>,
-    ) -> Vec<(usize, (Digest, Outputs))> {
-        let planner = &self.planner;
-        let look = |index: &usize| {
-            let plan = planner.stage(*index, |producer| found.get(&producer).map(|(_, outputs)| outputs));
-            match futures::executor::block_on(plan) {
-                Ok(StagePlan { resolved: Some(resolved), verdict: Verdict::Hit { record } }) => {
-                    Some((*index, (resolved.key, record.outputs)))
-                }
-                _ => None,
-            }
-        };
-        if ready.len() < WORTH_THREADS {
-            return ready.iter().filter_map(look).collect();
-        }
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
-        std::thread::scope(|scope| {
-            let parts = ready.chunks(ready.len().div_ceil(threads));
-            let threads: Vec<_> =
-                parts.map(|part| scope.spawn(move || part.iter().filter_map(look).collect::<Vec<_>>())).collect();
-            threads.into_iter().flat_map(|thread| thread.join().expect("looking up does not panic")).collect()
-        })
+    /// What is there already is found at once, and not by the loop.
+    async fn find_hits(&mut self) -> Result<(), PlanError> {
+        self.planner.begin().await?;
+        self.found = self.planner.hits(&self.engine.order, &self.engine.selected).await?;
+        Ok(())
     }
 
     async fn steps(&mut self, interrupts: &mut mpsc::UnboundedReceiver<()>) -> Result<(), PlanError> {
@@ -573,7 +555,8 @@ impl<'e, 'a> Run<'e, 'a> {
             if self.jobs.is_empty() && (stopping || self.scheduler.is_done()) {
                 break;
             }
-            assert!(!self.jobs.is_empty(), "a stage waits for what nobody will give back");
+            let busy = !self.jobs.is_empty() || !self.looks.is_empty();
+            assert!(busy, "a stage waits for what nobody will give back");
             tokio::select! {
                 // Whoever talks much must not drown who wants to stop.
                 biased;
@@ -586,7 +569,9 @@ impl<'e, 'a> Run<'e, 'a> {
                     let (index, outcome) = ended.expect("jobs do not panic");
                     self.drain();
                     self.finish(index, outcome).await?;
+                    self.tell_troubles();
                 }
+                Some((index, plan)) = self.looks.next() => self.judge(index, plan)?,
                 _ = heartbeat.tick() => {
                     // A store that is away for a moment costs a sign of life, not the run.
                     if let Err(error) = self.record_run("running").await {
@@ -621,6 +606,20 @@ impl<'e, 'a> Run<'e, 'a> {
             Message::GiveBack(grant) => self.scheduler.give_back(&grant),
             Message::Widen(index, more) => self.scheduler.widen(index, more),
             Message::Again(index) => self.scheduler.queue(index),
+            Message::LookAgain(index) => {
+                if let (Some(far), Some(active)) = (self.engine.store.far(), self.active.remove(&index)) {
+                    far.set_absent(&active.resolved.key, false);
+                }
+                self.active.remove(&index);
+                self.scheduler.unpark(index);
+            }
+        }
+    }
+
+    /// What the far store had to say that no stage failed of.
+    fn tell_troubles(&mut self) {
+        for message in self.engine.store.far().map(|far| far.take_troubles()).unwrap_or_default() {
+            self.tell(RunEvent::Message { stage: "store".into(), level: "warning".into(), message });
         }
     }
 
@@ -643,12 +642,29 @@ impl<'e, 'a> Run<'e, 'a> {
     }
 
     async fn look(&mut self, index: usize) -> Result<(), PlanError> {
-        if let Some((key, outputs)) = self.found.remove(&index) {
-            self.hit(index, key, outputs);
+        if let Some(plan) = self.found.remove(&index) {
+            return self.judge(index, Ok(plan));
+        }
+        if self.engine.store.far().is_none() {
+            let outputs = &self.outputs;
+            let plan = self.planner.stage(index, |producer| outputs[producer].as_ref()).await;
+            return self.judge(index, plan);
+        }
+        // Each look is a request or more, and many stages may be waiting for one.
+        let before = crate::plan::producers(self.stage(index));
+        let outputs: HashMap<usize, Outputs> =
+            before.into_iter().filter_map(|producer| Some((producer, self.outputs[producer].clone()?))).collect();
+        let planner = self.planner.clone();
+        self.looks
+            .push(Box::pin(async move { (index, planner.stage(index, |producer| outputs.get(&producer)).await) }));
+        Ok(())
+    }
+
+    fn judge(&mut self, index: usize, plan: Result<StagePlan, PlanError>) -> Result<(), PlanError> {
+        if *self.stop.borrow() != Stop::Go {
             return Ok(());
         }
-        let outputs = &self.outputs;
-        let plan = match self.planner.stage(index, |producer| outputs[producer].as_ref()).await {
+        let plan = match plan {
             Ok(plan) => plan,
             Err(error @ (PlanError::Store(_) | PlanError::Rows(_))) => return Err(error),
             Err(error) => {
@@ -661,7 +677,7 @@ impl<'e, 'a> Run<'e, 'a> {
             unreachable!("the scheduler looks only at stages whose producers are done")
         };
         match verdict {
-            Verdict::Hit { record } => self.hit(index, resolved.key, record.outputs),
+            Verdict::Hit { record, generation } => self.hit(index, &resolved, *record, generation),
             Verdict::Miss { reasons, generation } => {
                 if let Some(lack) = self.engine.pools().lack(&self.engine.need(self.stage(index))) {
                     let failure = Failure::permanent(format!("needs {lack}"))
@@ -685,10 +701,19 @@ impl<'e, 'a> Run<'e, 'a> {
         Ok(())
     }
 
-    fn hit(&mut self, index: usize, key: Digest, outputs: Outputs) {
-        self.enter(index, Some(key), "hit", None);
+    fn hit(&mut self, index: usize, resolved: &Resolved, record: Record, generation: u32) {
+        self.enter(index, Some(resolved), "hit", None);
         self.report.hits += 1;
         self.tell(RunEvent::StageHit { stage: self.stage(index).name.clone() });
+        let outputs = record.outputs.clone();
+        if !self.engine.store.is_shared(&resolved.key, generation) {
+            // Found on this machine only; others shall find it too. It is a job, so that the run does not end before.
+            let store = self.engine.store.clone();
+            self.jobs.spawn(async move {
+                let shared = store.commit(record, generation - 1).await;
+                (NO_STAGE, shared.map(|commit| commit.record).map_err(Failure::from))
+            });
+        }
         self.done(index, outputs);
     }
 
@@ -721,6 +746,7 @@ impl<'e, 'a> Run<'e, 'a> {
             log,
             stop: self.stop.subscribe(),
             wanted: self.wanted.subscribe(),
+            leases: Vec::new(),
             said: 0,
             progressed: None,
             messages: self.messages.clone(),
@@ -731,6 +757,7 @@ impl<'e, 'a> Run<'e, 'a> {
         }
         self.jobs.spawn(async move {
             let outcome = stage::execute(&mut job).await;
+            job.give_back_leases().await;
             if let Some(grant) = job.grant.take() {
                 job.send(Message::GiveBack(grant));
             }
@@ -750,9 +777,9 @@ impl<'e, 'a> Run<'e, 'a> {
         match outcome {
             Ok(record) => {
                 let duration_s = active.started.elapsed().as_secs_f64();
-                let (key, attempts) = (active.resolved.key, active.attempt);
+                let (resolved, attempts) = (active.resolved.clone(), active.attempt);
                 self.keep_log(index, true).await;
-                self.enter(index, Some(key), "done", None);
+                self.enter(index, Some(&resolved), "done", None);
                 self.report.executed.push(stage.name.clone());
                 for attempt in 1..attempts {
                     let _ = std::fs::remove_dir_all(attempt_folder(&self.context, stage, attempt));
@@ -767,6 +794,7 @@ impl<'e, 'a> Run<'e, 'a> {
                 self.active.remove(&index);
                 self.done(index, record.outputs);
             }
+            Err(Failure { others: Some(leases), .. }) => self.wait_for_others(index, leases),
             Err(failure) => {
                 let (attempt, again) = (active.attempt, active.attempt <= stage.retry.attempts);
                 if again && !failure.permanent && *self.stop.borrow() == Stop::Go {
@@ -797,6 +825,38 @@ impl<'e, 'a> Run<'e, 'a> {
         });
     }
 
+    /// Other runs are making what this stage would: look again when one of them has ended its part.
+    fn wait_for_others(&mut self, index: usize, leases: Vec<String>) {
+        self.in_flight.retain(|_, maker| *maker != index);
+        self.scheduler.park(index);
+        let (context, messages, mut stop) = (self.context.clone(), self.messages.clone(), self.stop.subscribe());
+        let patience = match context.store.far() {
+            Some(_) => Duration::from_secs(2),
+            None => Duration::from_millis(200),
+        };
+        // As a job, so that the run does not end meanwhile.
+        self.jobs.spawn(async move {
+            let free = async {
+                'free: while !leases.is_empty() {
+                    tokio::time::sleep(patience).await;
+                    for lease in &leases {
+                        // While the store is away nobody can be seen to end.
+                        if let Ok(None) = context.store.leased_by(lease, &context.observer).await {
+                            break 'free;
+                        }
+                    }
+                }
+            };
+            tokio::select! {
+                () = free => {
+                    let _ = messages.send(Message::LookAgain(index));
+                    (NO_STAGE, Err(Failure::cancelled()))
+                }
+                _ = stop.changed() => (index, Err(Failure::cancelled())),
+            }
+        });
+    }
+
     fn done(&mut self, index: usize, outputs: Outputs) {
         self.outputs[index] = Some(outputs);
         self.scheduler.finish(index, true);
@@ -814,7 +874,7 @@ impl<'e, 'a> Run<'e, 'a> {
         let cancelled = failure.cancelled;
         let stage = self.stage(index);
         let active = self.active.remove(&index);
-        let key = active.as_ref().map(|active| active.resolved.key);
+        let resolved = active.as_ref().map(|active| active.resolved.clone());
         let duration_s = active.as_ref().map_or(0.0, |active| active.started.elapsed().as_secs_f64());
         if let Some(active) = &active
             && !failure.cancelled
@@ -825,10 +885,10 @@ impl<'e, 'a> Run<'e, 'a> {
         let log = active.and_then(|active| active.log);
         let log_tail = log.map(|log| log.lock().expect("no panic happens under this lock").last_lines(LOG_TAIL));
         let outcome = if failure.cancelled {
-            self.enter(index, key, "cancelled", None);
+            self.enter(index, resolved.as_ref(), "cancelled", None);
             StageOutcome::Cancelled
         } else {
-            self.enter(index, key, "failed", Some(failure.message.clone()));
+            self.enter(index, resolved.as_ref(), "failed", Some(failure.message.clone()));
             StageOutcome::Failed {
                 message: failure.message.clone(),
                 hint: failure.hint.clone(),
@@ -874,8 +934,9 @@ impl<'e, 'a> Run<'e, 'a> {
         }
     }
 
-    fn enter(&mut self, index: usize, key: Option<Digest>, outcome: &str, message: Option<String>) {
-        let entry = StageEntry { key, outcome: outcome.into(), message };
+    fn enter(&mut self, index: usize, resolved: Option<&Resolved>, outcome: &str, message: Option<String>) {
+        let (key, base) = (resolved.map(|resolved| resolved.key), resolved.and_then(|resolved| resolved.base));
+        let entry = StageEntry { key, base, outcome: outcome.into(), message };
         self.manifest.stages.insert(self.stage(index).name.clone(), entry);
     }
 
@@ -894,6 +955,33 @@ impl<'e, 'a> Run<'e, 'a> {
         self.manifest.outcome = outcome.into();
         self.recorded = true;
         self.engine.store.put_run(&self.manifest).await
+    }
+
+    /// Tries once more to share what could not be shared when it was made, and leaves a hint to the next run.
+    async fn share_the_rest(&mut self) {
+        let store = &self.engine.store;
+        let Some(far) = store.far() else { return };
+        if self.report.outcome != RunOutcome::Interrupted {
+            for key in far.unshared().into_keys() {
+                if let Ok((generation, Some(record))) = store.nearby().newest(&key).await {
+                    let _ = store.commit(record, generation - 1).await;
+                }
+                // The same would be said of the others.
+                if far.unshared().contains_key(&key) {
+                    break;
+                }
+            }
+        }
+        self.report.unshared = far.unshared().len();
+        if self.report.outcome == RunOutcome::Done && self.report.unshared == 0 {
+            let entries = self.manifest.stages.iter();
+            let stages: Vec<_> = entries.filter_map(|(name, entry)| Some((name.clone(), entry.key?))).collect();
+            if let Err(error) = self.planner.leave_hint(&self.context.run, stages.into_iter()).await {
+                far.trouble(error.to_string());
+            }
+        }
+        far.write_known();
+        self.tell_troubles();
     }
 
     async fn end(&mut self) -> Result<(), StoreError> {

@@ -13,6 +13,7 @@ use super::{Failure, Job, attempt, by_row};
 use crate::event::RunEvent;
 use crate::plan::Outputs;
 use crate::spec::Command;
+use crate::store::lease::{self, Asked};
 use crate::store::{Again, Record, RowCounts};
 
 /// Executes a stage and publishes its outputs.
@@ -49,7 +50,29 @@ fn can_wait(folder: &Path, outputs: &Outputs) -> bool {
     outputs.values().map(|output| output.size).sum::<u64>() < SMALL && empty("inputs") && empty("tmp")
 }
 
+/// Claims the making of a stage's result. Where another run has it, or has just made it, the stage is looked up again later.
+async fn claim(job: &mut Job) -> Result<(), Failure> {
+    let (name, context) = (lease::of_key(&job.resolved.key), job.context.clone());
+    match context.store.lease(&name, &context.holder, &context.observer).await {
+        Ok(Asked::Granted(lease)) => job.leases.push(lease),
+        Ok(Asked::Taken(by)) => {
+            job.say("info".into(), format!("run {} on {} is making this; waiting for it", by.run, by.host));
+            return Err(Failure::made_by_others(vec![name]));
+        }
+        // Leases only avoid double work.
+        Err(_) => return Ok(()),
+    }
+    if let Some(far) = context.store.far() {
+        far.set_absent(&job.resolved.key, false);
+    }
+    match context.store.newest(&job.resolved.key).await {
+        Ok((generation, Some(_))) if generation > job.generation => Err(Failure::made_by_others(Vec::new())),
+        _ => Ok(()),
+    }
+}
+
 async fn whole(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
+    claim(job).await?;
     let started = Instant::now();
     let grant = job.grant.clone().expect("a stage starts with a grant");
     let deadline = job.stage().timeout;
@@ -231,6 +254,7 @@ pub async fn record(
         kind: job.stage().kind.name.clone(),
         nonce: crate::nonce(),
         preimage: job.resolved.preimage.clone(),
+        base: job.resolved.base,
         outputs,
         created_at: crate::now(),
         run: job.context.run.clone(),

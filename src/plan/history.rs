@@ -6,7 +6,7 @@ use super::Resolved;
 use crate::digest::Digest;
 use crate::key::{MissReason, difference};
 use crate::spec::Stage;
-use crate::store::{Store, StoreError};
+use crate::store::{Hint, Store, StoreError};
 
 /// How many runs of a pipeline are looked at.
 const RUNS: usize = 20;
@@ -41,6 +41,16 @@ impl History {
             }
         }
         Ok(history)
+    }
+
+    /// Where this machine has no runs of the pipeline: what the last run anywhere found.
+    pub fn or_hint(mut self, hint: Hint) -> Self {
+        if self.stages.is_empty() {
+            let entries =
+                hint.stages.into_iter().map(|(stage, key)| (stage, vec![(hint.run.clone(), key, "done".to_owned())]));
+            self.stages = entries.collect();
+        }
+        self
     }
 
     /// Why a stage without a record has to run.

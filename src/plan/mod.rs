@@ -5,7 +5,7 @@ pub mod graph;
 pub mod history;
 pub mod inputs;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use cuda_agent_protocol::manifest::Determinism;
 use serde_json::{Value, json};
@@ -18,9 +18,12 @@ use crate::host::{Host, ToolchainError};
 use crate::key::{self, InputIdentity, MissReason, Preimage, ProgramIdentity};
 use crate::rows::index::RowError;
 use crate::spec::{Command, Pipeline, Source, Stage};
-use crate::store::{Record, Store, StoreError};
+use crate::store::{CONCURRENT, Hint, Record, Store, StoreError};
 use history::History;
 use inputs::{FileCache, Input};
+
+/// From so many stages on, looking them up is shared among threads.
+const WORTH_THREADS: usize = 64;
 
 /// Outputs of a stage by port, once they are known.
 pub type Outputs = BTreeMap<String, Artifact>;
@@ -112,6 +115,8 @@ pub enum Verdict {
     Hit {
         /// What is in the store.
         record: Box<Record>,
+        /// Its generation.
+        generation: u32,
     },
     /// Execute it.
     Miss {
@@ -136,6 +141,27 @@ pub struct StagePlan {
     pub verdict: Verdict,
 }
 
+impl StagePlan {
+    /// What a hit made.
+    pub fn outputs(&self) -> Option<&Outputs> {
+        match &self.verdict {
+            Verdict::Hit { record, .. } => Some(&record.outputs),
+            _ => None,
+        }
+    }
+}
+
+/// The stages that feed a stage.
+pub fn producers(stage: &Stage) -> Vec<usize> {
+    let sources = stage.inputs.values().flatten();
+    sources
+        .filter_map(|source| match source {
+            Source::Stage { stage, .. } => Some(*stage),
+            _ => None,
+        })
+        .collect()
+}
+
 /// Everything that planning looks at.
 pub struct Planner<'a> {
     /// What is planned.
@@ -152,6 +178,7 @@ pub struct Planner<'a> {
     pub refresh: &'a BTreeSet<usize>,
     files: FileCache,
     history: tokio::sync::OnceCell<History>,
+    hint: tokio::sync::OnceCell<Hint>,
 }
 
 impl<'a> Planner<'a> {
@@ -165,22 +192,138 @@ impl<'a> Planner<'a> {
         refresh: &'a BTreeSet<usize>,
     ) -> Self {
         let files = FileCache::load(&folders.cache.join("files.json"));
-        Self { pipeline, catalog, store, host, folders, refresh, files, history: Default::default() }
+        Self {
+            pipeline,
+            catalog,
+            store,
+            host,
+            folders,
+            refresh,
+            files,
+            history: Default::default(),
+            hint: Default::default(),
+        }
     }
 
     /// Plans the selected stages, producers first.
     pub async fn plan(&self, order: &[usize], selected: &[bool]) -> Result<Vec<Option<StagePlan>>, PlanError> {
+        self.begin().await?;
+        let mut found = self.hits(order, selected).await?;
         let mut plans: Vec<Option<StagePlan>> = self.pipeline.stages.iter().map(|_| None).collect();
         for &stage in order.iter().filter(|stage| selected[**stage]) {
+            if let Some(hit) = found.remove(&stage) {
+                plans[stage] = Some(hit);
+                continue;
+            }
             let known = |producer: usize| match &plans[producer] {
-                Some(StagePlan { verdict: Verdict::Hit { record }, .. }) => Some(&record.outputs),
-                _ => None,
+                Some(plan) => plan.outputs(),
+                None => None,
             };
             let plan = self.stage(stage, known).await?;
             plans[stage] = Some(plan);
         }
         self.files.save();
         Ok(plans)
+    }
+
+    /// Catches up with a store that is shared: what was replaced, and what the last run like this one found, which is
+    /// fetched at once instead of stage by stage.
+    pub async fn begin(&self) -> Result<&Hint, StoreError> {
+        let begun = self.hint.get_or_try_init(|| async {
+            let hint = self.store.begin(&self.pipeline.name, &self.params_digest()).await?;
+            self.store.prefetch(hint.stages.values().copied().collect()).await?;
+            Ok(hint)
+        });
+        begun.await
+    }
+
+    /// Leaves what this run found or made to the next one like it.
+    pub async fn leave_hint(
+        &self,
+        run: &str,
+        stages: impl Iterator<Item = (String, Digest)>,
+    ) -> Result<(), StoreError> {
+        let Some(hint) = self.hint.get() else { return Ok(()) };
+        let known = |name: &String| self.pipeline.stages.iter().any(|stage| stage.name == *name);
+        let mut all: BTreeMap<String, Digest> = hint.stages.clone();
+        all.retain(|name, _| known(name));
+        all.extend(stages);
+        if all == hint.stages {
+            return Ok(());
+        }
+        self.store.put_hint(&self.pipeline.name, &self.params_digest(), &Hint { run: run.into(), stages: all }).await
+    }
+
+    fn params_digest(&self) -> Digest {
+        let params = serde_json::to_value(&self.pipeline.params).expect("parameters are plain data");
+        Digest::of_bytes(&key::canonical::to_bytes(&params))
+    }
+
+    /// What the store has already: a run that finds everything does little else. Whatever needs no far store is looked up
+    /// on all cores, and the rest level by level, many at once. Stages that are not found, or cannot be planned, are left
+    /// to whoever looks at them one by one.
+    pub async fn hits(&self, order: &[usize], selected: &[bool]) -> Result<HashMap<usize, StagePlan>, PlanError> {
+        let mut found: HashMap<usize, StagePlan> = HashMap::new();
+        let mut rest: Vec<usize> = order.iter().copied().filter(|index| selected[*index]).collect();
+        let is_far = self.store.far().is_some();
+        if self.store.folder().is_none() || (!is_far && rest.len() < WORTH_THREADS) {
+            return Ok(found);
+        }
+        let trusted = self.store.trusted();
+        for quick in [true, false] {
+            if !quick && !is_far {
+                break;
+            }
+            loop {
+                let is_ready = |stage: &usize| {
+                    let before = producers(&self.pipeline.stages[*stage]);
+                    before.iter().all(|producer| found.contains_key(producer))
+                };
+                let ready: Vec<usize> = rest.iter().copied().filter(is_ready).collect();
+                let hits = match quick {
+                    true => self.hits_on_threads(&trusted, ready, &found),
+                    false => self.hits_at_once(ready, &found).await,
+                };
+                if hits.is_empty() {
+                    break;
+                }
+                found.extend(hits);
+                rest.retain(|stage| !found.contains_key(stage));
+            }
+        }
+        Ok(found)
+    }
+
+    fn hits_on_threads(
+        &self,
+        store: &Store,
+        ready: Vec<usize>,
+        found: &HashMap<usize, StagePlan>,
+    ) -> Vec<(usize, StagePlan)> {
+        let look = |index: &usize| {
+            let plan = self.stage_in(store, *index, |producer| found.get(&producer).and_then(StagePlan::outputs));
+            let plan = futures::executor::block_on(plan).ok()?;
+            matches!(plan.verdict, Verdict::Hit { .. }).then_some((*index, plan))
+        };
+        if ready.len() < WORTH_THREADS {
+            return ready.iter().filter_map(look).collect();
+        }
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
+        std::thread::scope(|scope| {
+            let parts = ready.chunks(ready.len().div_ceil(threads));
+            let threads: Vec<_> =
+                parts.map(|part| scope.spawn(move || part.iter().filter_map(look).collect::<Vec<_>>())).collect();
+            threads.into_iter().flat_map(|thread| thread.join().expect("looking up does not panic")).collect()
+        })
+    }
+
+    async fn hits_at_once(&self, ready: Vec<usize>, found: &HashMap<usize, StagePlan>) -> Vec<(usize, StagePlan)> {
+        let looks = ready.into_iter().map(|index| async move {
+            let plan = self.stage(index, |producer| found.get(&producer).and_then(StagePlan::outputs)).await.ok()?;
+            matches!(plan.verdict, Verdict::Hit { .. }).then_some((index, plan))
+        });
+        use futures::StreamExt;
+        futures::stream::iter(looks).buffer_unordered(CONCURRENT).filter_map(std::future::ready).collect().await
     }
 
     /// Keeps what was learned of files outside.
@@ -243,6 +386,15 @@ impl<'a> Planner<'a> {
         index: usize,
         known: impl Fn(usize) -> Option<&'k Outputs>,
     ) -> Result<StagePlan, PlanError> {
+        self.stage_in(self.store, index, known).await
+    }
+
+    async fn stage_in<'k>(
+        &self,
+        store: &Store,
+        index: usize,
+        known: impl Fn(usize) -> Option<&'k Outputs>,
+    ) -> Result<StagePlan, PlanError> {
         let stage = &self.pipeline.stages[index];
         let sources = stage.inputs.values().flatten();
         let mut waits: Vec<usize> = sources
@@ -256,8 +408,8 @@ impl<'a> Planner<'a> {
         if !waits.is_empty() {
             return Ok(StagePlan { resolved: None, verdict: Verdict::Pending { waits } });
         }
-        let resolved = self.resolve(stage, known).await?;
-        let verdict = self.look_up(index, stage, &resolved).await?;
+        let resolved = self.resolve(store, stage, known).await?;
+        let verdict = self.look_up(store, index, stage, &resolved).await?;
         Ok(StagePlan { resolved: Some(resolved), verdict })
     }
 
@@ -278,14 +430,22 @@ impl<'a> Planner<'a> {
         Ok(Some((todo as u64, distinct.len() as u64)))
     }
 
-    async fn look_up(&self, index: usize, stage: &Stage, resolved: &Resolved) -> Result<Verdict, PlanError> {
+    async fn look_up(
+        &self,
+        store: &Store,
+        index: usize,
+        stage: &Stage,
+        resolved: &Resolved,
+    ) -> Result<Verdict, PlanError> {
         let mut reasons = Vec::new();
-        let (generation, record) = self.store.newest(&resolved.key).await?;
+        let (generation, record) = store.newest(&resolved.key).await?;
         if let Some(record) = record {
             let failed = record.rows.map_or(0, |rows| rows.failed);
             let mut missing = None;
-            for (port, artifact) in &record.outputs {
-                if self.store.missing_blob(artifact).await?.is_some() {
+            // What is known to be shared is shared with all its blobs.
+            let unsure = record.outputs.iter().filter(|_| !store.is_trusted(&resolved.key, generation));
+            for (port, artifact) in unsure {
+                if store.missing_blob(artifact).await?.is_some() {
                     missing = Some(port.clone());
                     break;
                 }
@@ -294,13 +454,13 @@ impl<'a> Planner<'a> {
                 Some(output) => reasons.push(MissReason::BlobMissing { output }),
                 None if failed > stage.allow_failed_rows => reasons.push(MissReason::RowsFailed { count: failed }),
                 None if self.refresh.contains(&index) => {}
-                None => return Ok(Verdict::Hit { record: Box::new(record) }),
+                None => return Ok(Verdict::Hit { record: Box::new(record), generation }),
             }
         }
         if self.refresh.contains(&index) {
             reasons.insert(0, MissReason::Refresh);
         }
-        if reasons.is_empty() {
+        if reasons.is_empty() && !store.is_quick() {
             reasons = self.explain(stage, resolved).await?;
         }
         Ok(Verdict::Miss { reasons, generation })
@@ -308,8 +468,13 @@ impl<'a> Planner<'a> {
 
     /// Why there is no record: what changed since the stage's last one.
     async fn explain(&self, stage: &Stage, resolved: &Resolved) -> Result<Vec<MissReason>, PlanError> {
-        let history = self.history.get_or_try_init(|| History::load(self.store, &self.pipeline.name)).await?;
-        history.explain(self.store, stage, resolved, &self.producers(stage)).await.map_err(PlanError::from)
+        // Of a shared store, one's own runs tell more than those of others, and are near.
+        let nearby = self.store.nearby();
+        let history = self.history.get_or_try_init(|| async {
+            let hint = self.hint.get().cloned().unwrap_or_default();
+            History::load(&nearby, &self.pipeline.name).await.map(|history| history.or_hint(hint))
+        });
+        history.await?.explain(&nearby, stage, resolved, &self.producers(stage)).await.map_err(PlanError::from)
     }
 
     /// What feeds each port, in words.
@@ -326,6 +491,7 @@ impl<'a> Planner<'a> {
 
     async fn resolve<'k>(
         &self,
+        store: &Store,
         stage: &Stage,
         known: impl Fn(usize) -> Option<&'k Outputs>,
     ) -> Result<Resolved, PlanError> {
@@ -344,6 +510,8 @@ impl<'a> Planner<'a> {
                         })
                     }
                     Source::Path(path) => self.files.input(path, stage.kind.inputs[port].port_type),
+                    // These may need requests; whoever has time for them looks again.
+                    Source::Url { .. } | Source::Artifact { .. } if store.is_quick() => Err("not near".to_owned()),
                     Source::Url { url, digest } => {
                         inputs::download(url, digest, stage.kind.inputs[port].port_type, &self.folders.cache).await
                     }

@@ -1,32 +1,45 @@
-//! Where artifacts live: blobs, records, row segments, run manifests, tags and logs over an object store.
+//! Where artifacts live: blobs, records, row segments, run manifests, tags and logs.
 //!
-//! The layout is in `ARCHITECTURE.md`. Readers trust only records: whatever no record names is invisible, so a writer
-//! may die at any instant. Names are created once; only the manifest of a run in progress is overwritten, by its owner.
-//! Reads on a `file://` store go past the object-store layer, since a no-op run reads one small file a stage.
+//! A store is one tier (a folder), or two: a near folder in front of a far object store that several people share. Then
+//! the far one is the truth, and what is near follows it. The layout is in `ARCHITECTURE.md`. Readers trust only records:
+//! whatever no record names is invisible, so a writer may die at any instant. Names are created once; only the manifest
+//! of a run in progress, tags, hints and leases are overwritten.
 
+pub mod far;
+pub mod known;
+pub mod lease;
 pub mod record;
+pub mod share;
+pub mod tier;
 
-use std::io::Read;
-use std::path::{Path as FilePath, PathBuf};
+use std::path::Path as FilePath;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
-use futures::TryStreamExt;
-use object_store::local::LocalFileSystem;
-use object_store::memory::InMemory;
-use object_store::path::Path;
-use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::ObjectStore;
 
 use crate::artifact::{Artifact, tree};
 use crate::digest::Digest;
+use far::Far;
+pub use far::Hint;
 pub use record::{Commit, Record, RowCounts, RunManifest, SegmentName, StageEntry, Tag};
+use tier::Tier;
 
 /// The version of the layout; the first part of every name.
-const LAYOUT: &str = "v1";
+pub const LAYOUT: &str = "v1";
+/// How the names of gc's reports of what it deleted start, below `v1/gc`.
+pub const DELETED: &str = "deleted-";
+/// How long gc waits between finding garbage and deleting it, unless it is told that nobody else is there. A writer
+/// counts on a blob that is there only while it is younger than half of that.
+pub const GRACE: Duration = Duration::from_secs(24 * 3600);
+/// Requests of one kind that are on their way at the same time: enough to hide the latency of a far server.
+pub const CONCURRENT: usize = 64;
+/// How often a conflict is asked about that names nobody, as S3 answers while two writers race.
+const CONFLICTS: u32 = 8;
 
 /// Why the store could not do something.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("store {url}: {action} {name}: {message}")]
 pub struct StoreError {
     /// The store.
@@ -37,14 +50,53 @@ pub struct StoreError {
     pub name: String,
     /// What the system said.
     pub message: String,
+    /// What to do about it.
+    pub hint: Option<String>,
+}
+
+impl StoreError {
+    /// An error.
+    pub fn new(url: &str, action: &'static str, name: &str, message: impl Into<String>) -> Self {
+        let message: String = message.into();
+        let full = message.contains("No space left") || message.contains("quota exceeded");
+        let hint =
+            full.then(|| "make room on the disk, or lower `local_max:` in cuda-agent.yaml; then run again".into());
+        Self { url: url.into(), action, name: name.into(), message, hint }
+    }
+
+    /// What the object-store layer said.
+    pub fn of(url: &str, action: &'static str, name: &str, error: &object_store::Error) -> Self {
+        use object_store::Error;
+        let is_remote = !url.starts_with("file://");
+        let mut told = Self::new(url, action, name, error.to_string());
+        let hint = match error {
+            Error::PermissionDenied { .. } => {
+                "check that these credentials may do that, and that the bucket is the right one"
+            }
+            Error::Unauthenticated { .. } => {
+                "check the credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+            }
+            Error::NotFound { .. } if is_remote => "check the bucket's name; buckets are not made here",
+            Error::Generic { .. } if is_remote => {
+                "check the endpoint and the network; `--offline` works with what is on this machine"
+            }
+            _ => return told,
+        };
+        told.hint.get_or_insert_with(|| hint.into());
+        told
+    }
 }
 
 /// A store. Cloning shares it.
 #[derive(Clone)]
 pub struct Store {
-    backend: Arc<dyn ObjectStore>,
-    folder: Option<PathBuf>,
+    near: Tier,
+    far: Option<Arc<Far>>,
+    /// Of the far tier, also while it is not used.
     url: String,
+    offline: bool,
+    /// Only what needs no request: what is near and, where there is a far tier, known to be there too.
+    quick: bool,
 }
 
 /// Whether a blob that is there already is written once more: where one was found missing or damaged, others of the same
@@ -58,14 +110,16 @@ pub enum Again {
 }
 
 impl Store {
-    /// Opens a store by URL: `file:///folder`, a plain path, or `memory://`.
+    /// Opens a store of one tier by URL: `file:///folder`, a plain path, or `memory://`.
     pub fn open(url: &str) -> Result<Self, StoreError> {
-        let refuse = |message: String| StoreError { url: url.into(), action: "open", name: String::new(), message };
+        let refuse = |message: String| StoreError::new(url, "open", "", message);
         if let Some((scheme, rest)) = url.split_once("://") {
             return match scheme {
                 "file" => Self::open_folder(FilePath::new(rest)),
                 "memory" => Ok(Self::memory()),
-                other => Err(refuse(format!("`{other}://` is not a kind of store here (file://, memory://)"))),
+                other => Err(refuse(format!(
+                    "`{other}://` is not a kind of store here (file://, s3://, gs://, az://, memory://)"
+                ))),
             };
         }
         Self::open_folder(FilePath::new(url))
@@ -73,203 +127,240 @@ impl Store {
 
     /// Opens a folder, and makes it where it does not exist.
     pub fn open_folder(folder: &FilePath) -> Result<Self, StoreError> {
-        let url = format!("file://{}", folder.display());
-        let fail = |message: String| StoreError { url: url.clone(), action: "open", name: String::new(), message };
-        std::fs::create_dir_all(folder).map_err(|error| fail(error.to_string()))?;
-        let folder = folder.canonicalize().map_err(|error| fail(error.to_string()))?;
-        let backend = LocalFileSystem::new_with_prefix(&folder).map_err(|error| fail(error.to_string()))?;
-        Ok(Self { backend: Arc::new(backend), url: format!("file://{}", folder.display()), folder: Some(folder) })
+        Tier::folder_at(folder).map(Self::of_tier)
     }
 
     /// A store that ends with the process.
     pub fn memory() -> Self {
-        Self { backend: Arc::new(InMemory::new()), folder: None, url: "memory://".into() }
+        Self::of_tier(Tier::memory())
     }
 
-    /// Any object store, for tests of other backends.
+    /// Any object store.
     pub fn over(backend: Arc<dyn ObjectStore>, url: &str) -> Self {
-        Self { backend, folder: None, url: url.into() }
+        Self::of_tier(Tier::over(backend, url))
     }
 
-    /// The root, as a URL.
+    fn of_tier(near: Tier) -> Self {
+        Self { url: near.url().to_owned(), near, far: None, offline: false, quick: false }
+    }
+
+    /// A near folder in front of a far store; what is known of the latter is kept in `cache`.
+    pub fn tiered(near: Tier, far: Tier, cache: &FilePath) -> Self {
+        Self {
+            near,
+            url: far.url().to_owned(),
+            far: Some(Arc::new(Far::new(far, cache))),
+            offline: false,
+            quick: false,
+        }
+    }
+
+    /// The near tier of a store whose far one, of this URL, is not to be asked.
+    pub fn offline(near: Tier, url: &str) -> Self {
+        Self { near, far: None, url: url.into(), offline: true, quick: false }
+    }
+
+    /// This store as far as it is on this machine.
+    pub fn nearby(&self) -> Self {
+        Self { far: None, ..self.clone() }
+    }
+
+    /// This store as far as it answers without a request: for looking up, on any thread.
+    pub fn trusted(&self) -> Self {
+        Self { quick: true, ..self.clone() }
+    }
+
+    /// Whether only what needs no request is asked for.
+    pub fn is_quick(&self) -> bool {
+        self.quick
+    }
+
+    /// The root, as a URL: of the far tier where there is one.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The folder of a `file://` store.
+    /// The folder of a store that is one, or of the near tier.
     pub fn folder(&self) -> Option<&FilePath> {
-        self.folder.as_deref()
+        self.near.folder()
     }
 
-    fn error(&self, action: &'static str, name: &str, message: impl ToString) -> StoreError {
-        StoreError { url: self.url.clone(), action, name: name.into(), message: message.to_string() }
+    /// Whether the far tier is not to be asked.
+    pub fn is_offline(&self) -> bool {
+        self.offline
     }
 
-    /// The file of an object. The object-store layer writes unusual characters of names as `%5B`, and so must we.
-    fn local(&self, name: &str) -> Option<PathBuf> {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/_-.".contains(&byte);
-        self.folder.as_ref().map(|folder| match name.bytes().all(plain) {
-            true => folder.join(name),
-            false => folder.join(Path::from(name).as_ref()),
-        })
+    /// The near tier.
+    pub fn near(&self) -> &Tier {
+        &self.near
     }
 
-    /// Reads a whole object; `None` where there is none.
-    pub async fn read(&self, name: &str) -> Result<Option<Bytes>, StoreError> {
-        if let Some(path) = self.local(name) {
-            return match read_file(&path) {
-                Ok(bytes) => Ok(Some(bytes.into())),
-                Err(error) if is_absent(&error) => Ok(None),
-                Err(error) => Err(self.error("read", name, error)),
-            };
-        }
-        match self.backend.get_opts(&Path::from(name), GetOptions::default()).await {
-            Ok(result) => Ok(Some(result.bytes().await.map_err(|error| self.error("read", name, error))?)),
-            Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(self.error("read", name, error)),
-        }
+    /// The far tier.
+    pub fn far(&self) -> Option<&Arc<Far>> {
+        self.far.as_ref()
     }
 
-    /// Reads part of an object.
-    pub async fn read_range(&self, name: &str, offset: u64, length: u64) -> Result<Bytes, StoreError> {
-        if let Some(path) = self.local(name) {
-            use std::os::unix::fs::FileExt;
-            let mut bytes = vec![0; length as usize];
-            let file = std::fs::File::open(&path).map_err(|error| self.error("read", name, error))?;
-            file.read_exact_at(&mut bytes, offset).map_err(|error| self.error("read", name, error))?;
-            return Ok(bytes.into());
-        }
-        let range = offset..offset + length;
-        self.backend.get_range(&Path::from(name), range).await.map_err(|error| self.error("read", name, error))
-    }
-
-    /// The size of an object, `None` where there is none.
-    pub async fn size_of(&self, name: &str) -> Result<Option<u64>, StoreError> {
-        if let Some(path) = self.local(name) {
-            return match std::fs::metadata(&path) {
-                Ok(metadata) => Ok(Some(metadata.len())),
-                Err(error) if is_absent(&error) => Ok(None),
-                Err(error) => Err(self.error("look at", name, error)),
-            };
-        }
-        match self.backend.head(&Path::from(name)).await {
-            Ok(meta) => Ok(Some(meta.size)),
-            Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(self.error("look at", name, error)),
-        }
-    }
-
-    /// Creates an object; `false` where the name is taken. A retried success can look like a conflict, so whoever
-    /// needs to know who won compares what is there with what was written.
-    pub async fn create(&self, name: &str, bytes: impl Into<Bytes>) -> Result<bool, StoreError> {
-        let payload = PutPayload::from_bytes(bytes.into());
-        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        match self.backend.put_opts(&Path::from(name), payload, options).await {
-            Ok(_) => Ok(true),
-            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => Ok(false),
-            Err(error) => Err(self.error("write", name, error)),
-        }
-    }
-
-    /// Writes an object, whether or not it was there.
-    pub async fn overwrite(&self, name: &str, bytes: impl Into<Bytes>) -> Result<(), StoreError> {
-        let payload = PutPayload::from_bytes(bytes.into());
-        let put = self.backend.put(&Path::from(name), payload).await;
-        put.map(|_| ()).map_err(|error| self.error("write", name, error))
-    }
-
-    /// Names and sizes below a prefix, sorted; names are relative to the prefix.
-    pub async fn list(&self, prefix: &str) -> Result<Vec<(String, u64)>, StoreError> {
-        let root = Path::from(prefix);
-        let listing = self.backend.list(Some(&root)).try_collect::<Vec<_>>().await;
-        let mut names: Vec<(String, u64)> = listing
-            .map_err(|error| self.error("list", prefix, error))?
-            .into_iter()
-            .filter_map(|meta| {
-                let name: Vec<_> = meta.location.prefix_match(&root)?.map(|part| part.as_ref().to_owned()).collect();
-                Some((name.join("/"), meta.size))
-            })
-            .collect();
-        names.sort_unstable();
-        Ok(names)
+    /// The tier that counts: the far one where there is one.
+    pub fn truth(&self) -> &Tier {
+        self.far.as_ref().map_or(&self.near, |far| &far.tier)
     }
 
     /// Whether a blob is there.
     pub async fn has_blob(&self, digest: &Digest) -> Result<bool, StoreError> {
-        Ok(self.size_of(&blob_name(digest)).await?.is_some())
+        Ok(self.blob_size(digest).await?.is_some())
     }
 
-    /// Stores bytes under their digest.
+    /// The size of a blob; of one that is only known to be far, as far as this process has no need to ask, 0.
+    async fn blob_size(&self, digest: &Digest) -> Result<Option<u64>, StoreError> {
+        let name = blob_name(digest);
+        if let Some(size) = self.near.size_of(&name).await? {
+            return Ok(Some(size));
+        }
+        let Some(far) = &self.far else { return Ok(None) };
+        let size = far.tier.size_of(&name).await?;
+        if size.is_some() {
+            far.add_known(&name);
+        }
+        Ok(size)
+    }
+
+    /// Stores bytes under their digest: near, and far when the record is committed.
     pub async fn put_blob(&self, digest: &Digest, bytes: Bytes, again: Again) -> Result<(), StoreError> {
         let name = blob_name(digest);
-        if again == Again::No && self.size_of(&name).await? == Some(bytes.len() as u64) {
+        if again == Again::No && self.near.size_of(&name).await? == Some(bytes.len() as u64) {
             return Ok(());
         }
-        self.overwrite(&name, bytes).await
+        self.near.overwrite(&name, bytes).await
     }
 
     /// Stores a file under its digest. The file is moved where it can be, so it must not be used afterwards.
     pub async fn put_blob_file(&self, digest: &Digest, file: &FilePath, again: Again) -> Result<(), StoreError> {
         let name = blob_name(digest);
-        let fail = |error: std::io::Error| self.error("write", &name, format!("{}: {error}", file.display()));
+        let fail = |error: std::io::Error| self.near.error("write", &name, format!("{}: {error}", file.display()));
         let length = std::fs::metadata(file).map_err(fail)?.len();
-        if again == Again::No && self.size_of(&name).await? == Some(length) {
+        if again == Again::No && self.near.size_of(&name).await? == Some(length) {
             return Ok(());
         }
-        let Some(target) = self.local(&name) else {
-            let bytes = tokio::fs::read(file).await.map_err(fail)?;
-            return self.overwrite(&name, bytes).await;
-        };
-        let (from, to) = (file.to_owned(), target);
-        let moved = tokio::task::spawn_blocking(move || move_into_place(&from, &to)).await;
-        moved.expect("moving a file does not panic").map_err(fail)
+        self.near.put_file(&name, file).await
     }
 
     /// Reads a blob and checks it. `None` where it is missing; a damaged one is set aside and counts as missing, so that
     /// the next run makes it again.
     pub async fn get_blob(&self, digest: &Digest) -> Result<Option<Bytes>, StoreError> {
         let name = blob_name(digest);
-        let Some(bytes) = self.read(&name).await? else { return Ok(None) };
-        if Digest::of_bytes(&bytes) == *digest {
-            return Ok(Some(bytes));
+        let is_good = |bytes: &Bytes| Digest::of_bytes(bytes) == *digest;
+        if let Some(bytes) = self.near.read(&name).await? {
+            if is_good(&bytes) {
+                return Ok(Some(bytes));
+            }
+            self.near.delete(&name).await?;
         }
-        self.delete(&name).await?;
+        let bytes = self.from_far(&name, is_good).await?;
+        if let Some(bytes) = &bytes {
+            self.near.overwrite(&name, bytes.clone()).await?;
+        }
+        Ok(bytes)
+    }
+
+    /// Reads a far object. What is wrong twice is damaged and removed, so that nobody mistakes it for a good one;
+    /// once could be the wire.
+    async fn from_far(&self, name: &str, is_good: impl Fn(&Bytes) -> bool) -> Result<Option<Bytes>, StoreError> {
+        let Some(far) = &self.far else { return Ok(None) };
+        for _ in 0..2 {
+            let Some(bytes) = far.tier.read(name).await? else {
+                far.forget(name);
+                return Ok(None);
+            };
+            if is_good(&bytes) {
+                far.add_known(name);
+                return Ok(Some(bytes));
+            }
+        }
+        self.condemn(far, name).await;
         Ok(None)
+    }
+
+    async fn condemn(&self, far: &Far, name: &str) {
+        far.forget(name);
+        let removed = match far.tier.delete(name).await {
+            Ok(()) => "it was removed".to_owned(),
+            Err(error) => format!("it could not be removed: {error}"),
+        };
+        far.trouble(format!("{}: {name} was damaged; {removed}", far.tier.url()));
     }
 
     /// Removes an object: a probe, or one that is damaged, so that nobody mistakes it for a good one.
     pub async fn delete(&self, name: &str) -> Result<(), StoreError> {
-        match self.backend.delete(&Path::from(name)).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(self.error("remove", name, error)),
+        self.near.delete(name).await?;
+        match &self.far {
+            Some(far) => far.tier.delete(name).await,
+            None => Ok(()),
         }
     }
 
     /// Copies a blob to a file and checks it on the way; `false` where it is missing or damaged.
     pub async fn fetch_blob(&self, digest: &Digest, target: &FilePath) -> Result<bool, StoreError> {
         let name = blob_name(digest);
-        let fail = |error: std::io::Error| self.error("copy", &name, format!("{}: {error}", target.display()));
-        if let Some(source) = self.local(&name) {
-            let to = target.to_owned();
-            let copied = tokio::task::spawn_blocking(move || copy_checked(&source, &to)).await;
-            let found = match copied.expect("copying a file does not panic") {
-                Ok(found) => found,
-                Err(error) if is_absent(&error) => return Ok(false),
-                Err(error) => return Err(fail(error)),
-            };
-            if found != *digest {
-                self.delete(&name).await?;
+        if let Some(found) = self.near.download(&name, target).await? {
+            if found == *digest {
+                self.touch(&name);
+                return Ok(true);
             }
-            return Ok(found == *digest);
+            self.near.delete(&name).await?;
         }
-        let Some(bytes) = self.get_blob(digest).await? else { return Ok(false) };
-        tokio::fs::write(target, bytes).await.map_err(fail)?;
-        Ok(true)
+        if !self.bring(digest).await? {
+            return Ok(false);
+        }
+        Ok(self.near.download(&name, target).await? == Some(*digest))
+    }
+
+    /// Copies a far blob to the near tier; `false` where it is missing or damaged.
+    pub async fn bring(&self, digest: &Digest) -> Result<bool, StoreError> {
+        let name = blob_name(digest);
+        let Some(far) = &self.far else { return Ok(false) };
+        let Some(path) = self.near.local(&name) else { return Ok(self.get_blob(digest).await?.is_some()) };
+        let fail = |error: std::io::Error| self.near.error("write", &name, error);
+        std::fs::create_dir_all(path.parent().expect("blobs lie in a folder")).map_err(fail)?;
+        let partial = tier::unique_neighbour(&path);
+        for _ in 0..2 {
+            let found = far.tier.download(&name, &partial).await;
+            if let Ok(Some(found)) = &found
+                && found == digest
+            {
+                std::fs::rename(&partial, &path).map_err(fail)?;
+                far.add_known(&name);
+                return Ok(true);
+            }
+            let _ = std::fs::remove_file(&partial);
+            if found?.is_none() {
+                far.forget(&name);
+                return Ok(false);
+            }
+        }
+        self.condemn(far, &name).await;
+        Ok(false)
+    }
+
+    /// Notes the use of a near object, so that it is not among the first to be evicted. Once an hour is often enough.
+    fn touch(&self, name: &str) {
+        const OFTEN: Duration = Duration::from_secs(3600);
+        if self.far.is_none() && !self.offline {
+            return;
+        }
+        let Some(path) = self.near.local(name) else { return };
+        let old = |path: &FilePath| {
+            std::fs::metadata(path)?.modified().map(|time| time.elapsed().is_ok_and(|age| age > OFTEN))
+        };
+        if old(&path).unwrap_or(false)
+            && let Ok(file) = std::fs::File::options().append(true).open(&path)
+        {
+            let _ = file.set_modified(std::time::SystemTime::now());
+        }
     }
 
     /// Whether every blob of an artifact is there; the first that is not, otherwise.
     pub async fn missing_blob(&self, artifact: &Artifact) -> Result<Option<Digest>, StoreError> {
-        let Some(size) = self.size_of(&blob_name(&artifact.blob)).await? else { return Ok(Some(artifact.blob)) };
+        let Some(size) = self.blob_size(&artifact.blob).await? else { return Ok(Some(artifact.blob)) };
         if artifact.rows.is_some() {
             return Ok((size != artifact.size).then_some(artifact.blob));
         }
@@ -292,11 +383,24 @@ impl Store {
         Ok(None)
     }
 
+    /// The blobs of an artifact, each once; `None` where the list of a tree's files is missing or damaged.
+    pub async fn blobs_of(&self, artifact: &Artifact) -> Result<Option<Vec<Digest>>, StoreError> {
+        let mut blobs = vec![artifact.blob];
+        blobs.extend(&artifact.parts);
+        if artifact.rows.is_none() && artifact.parts.is_empty() {
+            let Some(entries) = self.tree_entries(artifact).await? else { return Ok(None) };
+            blobs.extend(entries.iter().map(|entry| entry.blob));
+        }
+        blobs.sort_unstable();
+        blobs.dedup();
+        Ok(Some(blobs))
+    }
+
     /// The files of a tree; `None` where the list is missing or damaged.
     pub async fn tree_entries(&self, artifact: &Artifact) -> Result<Option<Vec<tree::Entry>>, StoreError> {
         let Some(bytes) = self.get_blob(&artifact.blob).await? else { return Ok(None) };
-        let entries = tree::from_blob(&bytes).map_err(|error| self.error("read", &artifact.blob.to_string(), error))?;
-        Ok(Some(entries))
+        let wrong = |error: crate::artifact::ArtifactError| self.near.error("read", &artifact.blob.to_string(), error);
+        tree::from_blob(&bytes).map(Some).map_err(wrong)
     }
 
     /// The newest record of a key.
@@ -305,45 +409,62 @@ impl Store {
         Ok(record.map(|record| (generation, record)))
     }
 
-    /// The newest generation of a key (0 where there is none), and its record, unless that is damaged. Generations have no
-    /// holes, so the first absent one ends the search; only where gc has removed the first is there a listing.
+    /// The newest generation of a key (0 where there is none), and its record, unless that is damaged.
     pub async fn newest(&self, key: &Digest) -> Result<(u32, Option<Record>), StoreError> {
-        let mut newest = None;
-        let mut generation = 1;
-        while let Some(bytes) = self.read(&record_name(key, generation)).await? {
-            newest = Some((generation, bytes));
-            generation += 1;
+        let near = newest_in(&self.near, key, None).await?;
+        let Some(far) = &self.far else { return Ok(near) };
+        let replaced = far.replaced(key);
+        let is_shared = near.0 > 0 && near.0 >= replaced && far.knows(&record_name(key, near.0));
+        if self.quick {
+            return Ok(if is_shared { near } else { (0, None) });
         }
-        if newest.is_none() && self.folder.as_ref().is_none_or(|f| f.join(format!("{LAYOUT}/records/{key}")).exists()) {
-            let names = self.list(&format!("{LAYOUT}/records/{key}")).await?;
-            let highest = names.iter().filter_map(|(name, _)| name.parse::<u32>().ok()).max();
-            if let Some(highest) = highest {
-                newest = self.read(&record_name(key, highest)).await?.map(|bytes| (highest, bytes));
+        if (near.1.is_some() && is_shared) || far.is_absent(key) {
+            return Ok(near);
+        }
+        let there = newest_in(&far.tier, key, Some(replaced)).await?;
+        match &there {
+            // What is here alone is shared later; where both have something, the far one counts.
+            (0, _) => {
+                far.set_absent(key, true);
+                return Ok(near);
             }
+            (generation, _) if *generation < near.0 => return Ok(near),
+            (generation, Some(record)) => {
+                let bytes = serde_json::to_vec(record).expect("records are plain data");
+                self.near.overwrite(&record_name(key, *generation), bytes).await?;
+                if near.0 > 0 && near.0 < *generation {
+                    remove_older(&self.near, key, *generation).await?;
+                }
+            }
+            _ => {}
         }
-        let Some((generation, bytes)) = newest else { return Ok((0, None)) };
-        // A damaged record is no record: the stage runs again and writes the next generation.
-        let record = serde_json::from_slice::<Record>(&bytes).ok().filter(|record| record.key == *key);
-        Ok((generation, record))
+        Ok(there)
     }
 
-    /// Publishes a record as the generation after `after`. Whoever loses the race gets the winner's record.
+    /// Whether a record that was found need not be shared: it is known to be, or there is nobody to share it with.
+    pub fn is_shared(&self, key: &Digest, generation: u32) -> bool {
+        self.far.is_none() || self.is_trusted(key, generation)
+    }
+
+    /// Whether a record is known to be far, with all its blobs.
+    pub fn is_trusted(&self, key: &Digest, generation: u32) -> bool {
+        self.far.as_ref().is_some_and(|far| far.knows(&record_name(key, generation)))
+    }
+
+    /// Publishes a record as the generation after `after`. Whoever loses the race gets the winner's record. Where the far
+    /// tier cannot be written, the record stays near, and [`Far::unshared`] has it.
     pub async fn commit(&self, record: Record, after: u32) -> Result<Commit, StoreError> {
-        let bytes = Bytes::from(serde_json::to_vec(&record).expect("records are plain data"));
-        let mut generation = after + 1;
-        loop {
-            let name = record_name(&record.key, generation);
-            if self.create(&name, bytes.clone()).await? {
-                return Ok(Commit { generation, record, ours: true });
+        let Some(far) = &self.far else { return commit_in(&self.near, None, record, after).await };
+        match self.share(record.clone(), after + 1).await {
+            Ok(commit) => {
+                far.set_shared(&record.key);
+                Ok(commit)
             }
-            let Some(there) = self.read(&name).await? else { continue };
-            match serde_json::from_slice::<Record>(&there) {
-                Ok(other) if other.key == record.key => {
-                    let ours = other.nonce == record.nonce;
-                    return Ok(Commit { generation, record: other, ours });
-                }
-                // Damaged: it can never be read again, so go past it.
-                _ => generation += 1,
+            Err(error) => {
+                far.set_unshared(&record.key, &error);
+                let bytes = serde_json::to_vec(&record).expect("records are plain data");
+                self.near.overwrite(&record_name(&record.key, after + 1), bytes).await?;
+                Ok(Commit { generation: after + 1, record, ours: true })
             }
         }
     }
@@ -351,61 +472,116 @@ impl Store {
     /// Row segments of a base key, those that win first.
     pub async fn segments(&self, base: &Digest) -> Result<Vec<SegmentName>, StoreError> {
         let folder = format!("{LAYOUT}/rows/{base}");
-        if let Some(path) = self.local(&folder)
-            && !path.exists()
-        {
-            return Ok(Vec::new());
+        let mut names = self.near.list(&folder).await?;
+        if let Some(far) = &self.far {
+            let there = far.tier.list(&folder).await?;
+            there.iter().for_each(|meta| far.add_known(&format!("{folder}/{}", meta.name)));
+            names.extend(there);
         }
-        let names = self.list(&folder).await?;
         let mut segments: Vec<SegmentName> =
-            names.iter().filter_map(|(name, _)| SegmentName::parse(name.strip_suffix(".parquet")?)).collect();
+            names.iter().filter_map(|meta| SegmentName::parse(meta.name.strip_suffix(".parquet")?)).collect();
         segments.sort_unstable();
+        segments.dedup();
         Ok(segments)
     }
 
     /// Reads a row segment and checks it; `None` where it is gone or damaged.
     pub async fn segment(&self, base: &Digest, segment: &SegmentName) -> Result<Option<Bytes>, StoreError> {
-        let name = format!("{LAYOUT}/rows/{base}/{segment}.parquet");
-        let Some(bytes) = self.read(&name).await? else { return Ok(None) };
-        if Digest::of_bytes(&bytes) == segment.digest {
-            return Ok(Some(bytes));
+        let name = segment_name(base, segment);
+        let is_good = |bytes: &Bytes| Digest::of_bytes(bytes) == segment.digest;
+        if let Some(bytes) = self.near.read(&name).await? {
+            if is_good(&bytes) {
+                return Ok(Some(bytes));
+            }
+            self.near.delete(&name).await?;
         }
-        self.delete(&name).await?;
-        Ok(None)
+        let bytes = self.from_far(&name, is_good).await?;
+        if let Some(bytes) = &bytes {
+            self.near.overwrite(&name, bytes.clone()).await?;
+        }
+        Ok(bytes)
     }
 
-    /// Publishes a row segment.
+    /// Publishes a row segment. Where the far tier cannot be written, it stays near until the stage's record is shared.
     pub async fn put_segment(&self, base: &Digest, epoch: u32, bytes: Bytes) -> Result<SegmentName, StoreError> {
         let segment = SegmentName { epoch, digest: Digest::of_bytes(&bytes) };
-        self.create(&format!("{LAYOUT}/rows/{base}/{segment}.parquet"), bytes).await?;
+        let name = segment_name(base, &segment);
+        self.near.create(&name, bytes.clone()).await?;
+        if let Some(far) = &self.far {
+            match far.tier.overwrite(&name, bytes).await {
+                Ok(()) => far.add_known(&name),
+                Err(error) => far.trouble(format!("finished rows stay on this machine for now: {error}")),
+            }
+        }
         Ok(segment)
     }
 
     /// Writes a run's manifest.
     pub async fn put_run(&self, run: &RunManifest) -> Result<(), StoreError> {
-        let bytes = serde_json::to_vec(run).expect("run manifests are plain data");
-        self.overwrite(&format!("{LAYOUT}/runs/{}", run.run), bytes).await
+        let name = format!("{LAYOUT}/runs/{}", run.run);
+        let bytes = Bytes::from(serde_json::to_vec(run).expect("run manifests are plain data"));
+        self.near.overwrite(&name, bytes.clone()).await?;
+        self.also_far(&name, bytes).await;
+        Ok(())
+    }
+
+    /// Writes far what is near already; where that fails, users are told, and nothing else.
+    async fn also_far(&self, name: &str, bytes: Bytes) {
+        if let Some(far) = &self.far
+            && let Err(error) = far.tier.overwrite(name, bytes).await
+        {
+            far.trouble(error.to_string());
+        }
     }
 
     /// A run's manifest.
     pub async fn run(&self, id: &str) -> Result<Option<RunManifest>, StoreError> {
         let name = format!("{LAYOUT}/runs/{id}");
-        let Some(bytes) = self.read(&name).await? else { return Ok(None) };
-        serde_json::from_slice(&bytes).map(Some).map_err(|error| self.error("read", &name, error))
+        let parse = |bytes: Option<Bytes>| -> Result<Option<RunManifest>, StoreError> {
+            let Some(bytes) = bytes else { return Ok(None) };
+            serde_json::from_slice(&bytes).map(Some).map_err(|error| self.near.error("read", &name, error))
+        };
+        let near = parse(self.near.read(&name).await?)?;
+        match &self.far {
+            // One that still goes on may go on elsewhere.
+            Some(far) if near.as_ref().is_none_or(|run| run.ended_at.is_none()) => {
+                Ok(parse(far.tier.read(&name).await?)?.or(near))
+            }
+            _ => Ok(near),
+        }
     }
 
     /// Run ids, newest first: ids start with the time.
     pub async fn runs(&self) -> Result<Vec<String>, StoreError> {
-        let mut names: Vec<String> =
-            self.list(&format!("{LAYOUT}/runs")).await?.into_iter().map(|(name, _)| name).collect();
+        let folder = format!("{LAYOUT}/runs");
+        let mut found = self.near.list(&folder).await?;
+        if let Some(far) = &self.far {
+            found.extend(far.tier.list(&folder).await?);
+        }
+        let mut names: Vec<String> = found.into_iter().map(|meta| meta.name).collect();
         names.retain(|name| !name.contains('#'));
-        names.reverse();
+        names.sort_unstable_by(|a, b| b.cmp(a));
+        names.dedup();
         Ok(names)
     }
 
     /// Keeps what a stage printed.
     pub async fn put_log(&self, run: &str, name: &str, bytes: Bytes) -> Result<(), StoreError> {
-        self.overwrite(&format!("{LAYOUT}/logs/{run}/{name}"), bytes).await
+        let name = format!("{LAYOUT}/logs/{run}/{name}");
+        self.near.overwrite(&name, bytes.clone()).await?;
+        self.also_far(&name, bytes).await;
+        Ok(())
+    }
+
+    /// Shares a log that was written to the near tier directly.
+    pub async fn share_log(&self, run: &str, name: &str) -> Result<(), StoreError> {
+        let name = format!("{LAYOUT}/logs/{run}/{name}");
+        if self.far.is_some()
+            && let Some(bytes) = self.near.read(&name).await?
+        {
+            self.also_far(&name, bytes).await;
+        }
+        Ok(())
     }
 
     /// What a stage printed in a run.
@@ -413,17 +589,114 @@ impl Store {
         self.read(&format!("{LAYOUT}/logs/{run}/{name}")).await
     }
 
-    /// Names a record's output.
+    /// Reads an object that is not checked by a digest: near, else far.
+    pub async fn read(&self, name: &str) -> Result<Option<Bytes>, StoreError> {
+        match (self.near.read(name).await?, &self.far) {
+            (None, Some(far)) => far.tier.read(name).await,
+            (near, _) => Ok(near),
+        }
+    }
+
+    /// Names a record's output. What is named must be shared.
     pub async fn put_tag(&self, name: &str, tag: &str, target: &Tag) -> Result<(), StoreError> {
-        let bytes = serde_json::to_vec(target).expect("tags are plain data");
-        self.overwrite(&format!("{LAYOUT}/tags/{name}/{tag}"), bytes).await
+        let name = format!("{LAYOUT}/tags/{name}/{tag}");
+        let bytes = Bytes::from(serde_json::to_vec(target).expect("tags are plain data"));
+        if let Some(far) = &self.far {
+            far.tier.overwrite(&name, bytes.clone()).await?;
+        }
+        self.near.overwrite(&name, bytes).await
     }
 
     /// What a tag names.
     pub async fn tag(&self, name: &str, tag: &str) -> Result<Option<Tag>, StoreError> {
         let name = format!("{LAYOUT}/tags/{name}/{tag}");
-        let Some(bytes) = self.read(&name).await? else { return Ok(None) };
-        serde_json::from_slice(&bytes).map(Some).map_err(|error| self.error("read", &name, error))
+        let Some(bytes) = self.truth().read(&name).await? else { return Ok(None) };
+        if self.far.is_some() {
+            self.near.overwrite(&name, bytes.clone()).await?;
+        }
+        serde_json::from_slice(&bytes).map(Some).map_err(|error| self.near.error("read", &name, error))
+    }
+}
+
+/// The newest generation of a key in a tier. Generations have no holes, so the first absent one ends the search; only where
+/// the first asked for is missing is there a listing: gc deletes from the lowest up, and one that was announced may never
+/// have come. In a far tier replacements are announced, so there one question is enough.
+async fn newest_in(tier: &Tier, key: &Digest, announced: Option<u32>) -> Result<(u32, Option<Record>), StoreError> {
+    let mut newest = None;
+    let mut generation = announced.unwrap_or(1).max(1);
+    while let Some(bytes) = tier.read(&record_name(key, generation)).await? {
+        newest = Some((generation, bytes));
+        generation += 1;
+        if announced.is_some() {
+            break;
+        }
+    }
+    let folder = format!("{LAYOUT}/records/{key}");
+    let may_have_others = match (announced, tier.local(&folder)) {
+        (Some(announced), _) => announced > 1,
+        (None, Some(folder)) => folder.exists(),
+        (None, None) => true,
+    };
+    if newest.is_none() && may_have_others {
+        let names = tier.list(&folder).await?;
+        let highest = names.iter().filter_map(|meta| meta.name.parse::<u32>().ok()).max();
+        if let Some(highest) = highest {
+            newest = tier.read(&record_name(key, highest)).await?.map(|bytes| (highest, bytes));
+        }
+    }
+    let Some((generation, bytes)) = newest else { return Ok((0, None)) };
+    // A damaged record is no record: the stage runs again and writes the next generation.
+    let record = serde_json::from_slice::<Record>(&bytes).ok().filter(|record| record.key == *key);
+    Ok((generation, record))
+}
+
+/// Removes what a tier holds of a key below a generation.
+async fn remove_older(tier: &Tier, key: &Digest, generation: u32) -> Result<(), StoreError> {
+    let folder = format!("{LAYOUT}/records/{key}");
+    for meta in tier.list(&folder).await? {
+        if meta.name.parse::<u32>().is_ok_and(|older| older < generation) {
+            tier.delete(&format!("{folder}/{}", meta.name)).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Publishes a record in a tier as the generation after `after`; whoever loses the race gets the winner's record. In a far
+/// tier, replacements are announced before they come.
+async fn commit_in(tier: &Tier, far: Option<&Far>, record: Record, after: u32) -> Result<Commit, StoreError> {
+    let bytes = Bytes::from(serde_json::to_vec(&record).expect("records are plain data"));
+    let mut generation = after + 1;
+    let mut conflicts = 0;
+    loop {
+        if let Some(far) = far
+            && generation > 1
+            && far.replaced(&record.key) < generation
+        {
+            far.announce(&record.key, generation).await?;
+        }
+        let name = record_name(&record.key, generation);
+        if tier.create(&name, bytes.clone()).await? {
+            return Ok(Commit { generation, record, ours: true });
+        }
+        match tier.read(&name).await?.map(|there| serde_json::from_slice::<Record>(&there)) {
+            Some(Ok(other)) if other.key == record.key => {
+                let ours = other.nonce == record.nonce;
+                return Ok(Commit { generation, record: other, ours });
+            }
+            // Damaged: it can never be read again, so go past it.
+            Some(_) => generation += 1,
+            None if conflicts == CONFLICTS => {
+                return Err(tier.error(
+                    "write",
+                    &name,
+                    "the server reports a conflict with an object that is not there",
+                ));
+            }
+            None => {
+                tokio::time::sleep(Duration::from_millis(20 << conflicts)).await;
+                conflicts += 1;
+            }
+        }
     }
 }
 
@@ -433,55 +706,18 @@ pub fn blob_name(digest: &Digest) -> String {
     format!("{LAYOUT}/blobs/{}/{digest}", &digest[..2])
 }
 
-fn record_name(key: &Digest, generation: u32) -> String {
+/// The name of a record.
+pub fn record_name(key: &Digest, generation: u32) -> String {
     format!("{LAYOUT}/records/{key}/{generation:08}")
 }
 
-/// Reads a file; most are small, and those take one read and no look at their size.
-fn read_file(path: &FilePath) -> std::io::Result<Vec<u8>> {
-    const SMALL: usize = 16 * 1024;
-    let mut file = std::fs::File::open(path)?;
-    let mut bytes = vec![0; SMALL];
-    let count = file.read(&mut bytes)?;
-    bytes.truncate(count);
-    if count == SMALL {
-        file.read_to_end(&mut bytes)?;
-    }
-    Ok(bytes)
+/// The name of a row segment.
+pub fn segment_name(base: &Digest, segment: &SegmentName) -> String {
+    format!("{LAYOUT}/rows/{base}/{segment}.parquet")
 }
 
-fn is_absent(error: &std::io::Error) -> bool {
-    matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
-}
-
-/// Moves a file to its place; where it has another name somewhere, or lies on another disk, copies it under a temporary
-/// name first, so that a reader sees all of it or nothing.
-fn move_into_place(from: &FilePath, to: &FilePath) -> std::io::Result<()> {
-    use std::os::unix::fs::MetadataExt;
-    std::fs::create_dir_all(to.parent().expect("blobs lie in a folder"))?;
-    let metadata = std::fs::symlink_metadata(from)?;
-    // A file with a second name can be changed through it; a blob must not be.
-    if metadata.is_file() && metadata.nlink() == 1 && std::fs::rename(from, to).is_ok() {
-        return Ok(());
-    }
-    let partial = unique_neighbour(to);
-    let copied = std::fs::copy(from, &partial).and_then(|_| std::fs::rename(&partial, to));
-    if copied.is_err() {
-        let _ = std::fs::remove_file(&partial);
-    }
-    copied
-}
-
-/// A name beside `path` that no listing takes for an object: the object-store layer hides names with `#`.
-fn unique_neighbour(path: &FilePath) -> PathBuf {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!("#{}{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
-    name.into()
-}
-
-/// Copies (or reflinks) a file and says what the copy's digest is.
-fn copy_checked(from: &FilePath, to: &FilePath) -> std::io::Result<Digest> {
-    std::fs::copy(from, to)?;
-    Digest::of_file(to)
+/// How long gc waits; tests shorten it.
+pub fn grace() -> Duration {
+    let seconds = std::env::var("CUDA_AGENT_GC_GRACE_S").ok().and_then(|text| text.parse().ok());
+    seconds.map_or(GRACE, Duration::from_secs_f64)
 }

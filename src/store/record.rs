@@ -22,6 +22,9 @@ pub struct Record {
     pub nonce: String,
     /// Everything that counted.
     pub preimage: Preimage,
+    /// For by-row stages: what row results are filed under.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Digest>,
     /// By port.
     pub outputs: BTreeMap<String, Artifact>,
     /// Seconds since 1970.
@@ -94,6 +97,9 @@ pub struct StageEntry {
     /// Absent where it never became known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<Digest>,
+    /// For by-row stages: what row results are filed under.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Digest>,
     /// `hit`, `done`, `failed`, `skipped`, `cancelled` or `waiting`.
     pub outcome: String,
     /// Why it failed.

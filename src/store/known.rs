@@ -1,0 +1,139 @@
+//! What this machine knows to be in the far tier, so that what was shared once is not asked about again.
+//!
+//! The file: the magic, then entries of 16 bytes of the digest of an object's name and 4 of the time in seconds,
+//! little-endian. It is only ever appended to, a torn end is cut off, and it can be deleted at any time: then objects are
+//! asked about once more.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use crate::digest::Digest;
+
+const MAGIC: &[u8; 8] = b"CAKNOWN1";
+const ENTRY: usize = 20;
+/// So many entries wait before they are written.
+const BATCH: usize = 256;
+
+type Name = [u8; 16];
+
+/// What is known of one far tier.
+#[derive(Debug)]
+pub struct Known {
+    path: PathBuf,
+    names: HashMap<Name, u32>,
+    unwritten: Vec<u8>,
+}
+
+impl Known {
+    /// Reads what earlier processes learned.
+    pub fn load(path: &Path) -> Self {
+        let mut known = Self { path: path.to_owned(), names: HashMap::new(), unwritten: Vec::new() };
+        let bytes = fs::read(path).unwrap_or_default();
+        if !bytes.is_empty() && !bytes.starts_with(MAGIC) {
+            let _ = fs::remove_file(path);
+        }
+        if let Some(entries) = bytes.strip_prefix(MAGIC) {
+            for entry in entries.chunks_exact(ENTRY) {
+                let (name, time) = entry.split_at(16);
+                let name = name.try_into().expect("16 bytes");
+                known.names.insert(name, u32::from_le_bytes(time.try_into().expect("4 bytes")));
+            }
+        }
+        known
+    }
+
+    /// When an object was last known to be there, in seconds since 1970.
+    pub fn seen(&self, name: &str) -> Option<f64> {
+        self.names.get(&short(name)).map(|time| f64::from(*time))
+    }
+
+    /// Notes that an object is there now.
+    pub fn add(&mut self, name: &str) {
+        let (name, now) = (short(name), crate::now() as u32);
+        self.names.insert(name, now);
+        self.unwritten.extend(name);
+        self.unwritten.extend(now.to_le_bytes());
+        if self.unwritten.len() >= BATCH * ENTRY {
+            self.write();
+        }
+    }
+
+    /// Notes that an object is not there, or cannot be trusted. Only for this process: it is asked about again anyway.
+    pub fn remove(&mut self, name: &str) {
+        self.names.remove(&short(name));
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.names.clear();
+        self.unwritten.clear();
+        let _ = fs::remove_file(&self.path);
+    }
+
+    /// Keeps what was learned; it is a help, so where it cannot be written, that is all.
+    pub fn write(&mut self) {
+        if self.unwritten.is_empty() {
+            return;
+        }
+        let unwritten = std::mem::take(&mut self.unwritten);
+        let written = || -> std::io::Result<()> {
+            fs::create_dir_all(self.path.parent().unwrap_or(Path::new(".")))?;
+            let mut file = fs::OpenOptions::new().create(true).append(true).open(&self.path)?;
+            let length = file.metadata()?.len();
+            if length < MAGIC.len() as u64 {
+                file.set_len(0)?;
+                file.write_all(&[MAGIC, unwritten.as_slice()].concat())
+            } else {
+                let torn = (length - MAGIC.len() as u64) % ENTRY as u64;
+                if torn != 0 {
+                    file.set_len(length - torn)?;
+                }
+                // One write, so that two processes do not mix their entries.
+                file.write_all(&unwritten)
+            }
+        };
+        let _ = written();
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        self.write();
+    }
+}
+
+fn short(name: &str) -> Name {
+    let digest = Digest::of_bytes(name.as_bytes());
+    *digest.0.first_chunk().expect("digests have 32 bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_known_outlives_the_process_and_torn_ends_do_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cache/known");
+        let mut known = Known::load(&path);
+        known.add("v1/a");
+        known.add("v1/b");
+        known.remove("v1/b");
+        assert!(known.seen("v1/a").is_some() && known.seen("v1/b").is_none());
+        drop(known);
+        fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"torn").unwrap();
+        let mut known = Known::load(&path);
+        assert!(known.seen("v1/a").is_some() && known.seen("v1/c").is_none());
+        known.add("v1/c");
+        drop(known);
+        let mut known = Known::load(&path);
+        assert!(known.seen("v1/a").is_some() && known.seen("v1/c").is_some());
+        known.clear();
+        drop(known);
+        assert!(Known::load(&path).seen("v1/a").is_none());
+        fs::write(&path, "something else").unwrap();
+        assert!(Known::load(&path).seen("v1/a").is_none());
+    }
+}

@@ -1,0 +1,222 @@
+//! From the near tier to the far one: blobs and row segments first, then the record that names them.
+
+use futures::{StreamExt, TryStreamExt};
+
+use super::far::{Far, Hint};
+use super::{
+    CONCURRENT, Commit, LAYOUT, Record, SegmentName, Store, StoreError, blob_name, commit_in, grace, record_name,
+    remove_older, segment_name,
+};
+use crate::digest::Digest;
+
+/// Files that go up or come down at the same time; each may be in pieces itself.
+const FILES: usize = 16;
+
+/// What a hint is filed under.
+fn hint_name(pipeline: &str, params: &Digest) -> String {
+    format!("{LAYOUT}/hints/{pipeline}/{params}")
+}
+
+impl Store {
+    /// Shares a record with all that it names as this generation, or adopts the far one that is there already.
+    pub(super) async fn share(&self, record: Record, generation: u32) -> Result<Commit, StoreError> {
+        let far = self.far.as_ref().expect("only stores of two tiers share");
+        // A replacement was made because something was missing or damaged; what is there is not trusted.
+        self.share_blobs(far, &record, generation > 1).await?;
+        if let Some(base) = &record.base {
+            self.share_segments(base).await?;
+        }
+        let commit = commit_in(&far.tier, Some(far), record, generation - 1).await?;
+        let key = commit.record.key;
+        far.set_absent(&key, false);
+        let bytes = serde_json::to_vec(&commit.record).expect("records are plain data");
+        self.near.overwrite(&record_name(&key, commit.generation), bytes).await?;
+        if commit.generation > 1 {
+            remove_older(&self.near, &key, commit.generation).await?;
+        }
+        if commit.ours || self.confirm(&commit.record).await? {
+            far.add_known(&record_name(&key, commit.generation));
+        }
+        Ok(commit)
+    }
+
+    async fn share_blobs(&self, far: &Far, record: &Record, again: bool) -> Result<(), StoreError> {
+        let mut blobs = Vec::new();
+        for artifact in record.outputs.values() {
+            let found = self.blobs_of(artifact).await?;
+            let gone = || self.near.error("share", &artifact.blob.to_string(), "the list of a tree's files is gone");
+            blobs.extend(found.ok_or_else(gone)?);
+        }
+        blobs.sort_unstable();
+        blobs.dedup();
+        let sending = blobs.into_iter().map(|blob| async move { self.share_blob(far, &blob, again).await });
+        futures::stream::iter(sending).buffer_unordered(FILES).try_collect::<Vec<()>>().await?;
+        Ok(())
+    }
+
+    /// Uploads a blob, unless it is there and young: an old one might be about to be collected.
+    async fn share_blob(&self, far: &Far, blob: &Digest, again: bool) -> Result<(), StoreError> {
+        let name = blob_name(blob);
+        let young = |time: f64| (0.0..grace().as_secs_f64() / 2.0).contains(&(crate::now() - time).abs());
+        if !again {
+            if far.seen(&name).is_some_and(young) {
+                return Ok(());
+            }
+            if let Some(meta) = far.tier.head(&name).await?
+                && young(meta.modified)
+            {
+                far.add_known(&name);
+                return Ok(());
+            }
+        }
+        if self.near.size_of(&name).await?.is_none() && !self.bring(blob).await? {
+            return Err(self.near.error("share", &name, "it is gone from both tiers"));
+        }
+        match self.near.local(&name) {
+            Some(path) => {
+                let read = path.clone();
+                let digest = tokio::task::spawn_blocking(move || Digest::of_file(&read)).await;
+                let digest =
+                    digest.expect("digesting does not panic").map_err(|e| self.near.error("read", &name, e))?;
+                if digest != *blob {
+                    self.near.delete(&name).await?;
+                    return Err(self.near.error("share", &name, "it is damaged, so it was removed; run again"));
+                }
+                far.tier.upload(&name, &path).await?;
+                far.count_up(std::fs::metadata(&path).map_or(0, |metadata| metadata.len()));
+            }
+            None => {
+                let bytes = self.near.read(&name).await?.unwrap_or_default();
+                far.count_up(bytes.len() as u64);
+                far.tier.overwrite(&name, bytes).await?;
+            }
+        }
+        far.add_known(&name);
+        Ok(())
+    }
+
+    /// Uploads the row segments of a base key that are near only.
+    pub async fn share_segments(&self, base: &Digest) -> Result<(), StoreError> {
+        let Some(far) = &self.far else { return Ok(()) };
+        let folder = format!("{LAYOUT}/rows/{base}");
+        let near = self.near.list(&folder).await?;
+        if near.iter().all(|meta| far.knows(&format!("{folder}/{}", meta.name))) {
+            return Ok(());
+        }
+        let there: Vec<String> = far.tier.list(&folder).await?.into_iter().map(|meta| meta.name).collect();
+        for meta in near.into_iter().filter(|meta| !there.contains(&meta.name)) {
+            let name = format!("{folder}/{}", meta.name);
+            let Some(bytes) = self.near.read(&name).await? else { continue };
+            far.count_up(bytes.len() as u64);
+            far.tier.overwrite(&name, bytes).await?;
+            far.add_known(&name);
+        }
+        there.iter().for_each(|name| far.add_known(&format!("{folder}/{name}")));
+        Ok(())
+    }
+
+    /// Whether all that a record names is far.
+    async fn confirm(&self, record: &Record) -> Result<bool, StoreError> {
+        let Some(far) = &self.far else { return Ok(true) };
+        for artifact in record.outputs.values() {
+            // Where the tree's list is not even near, its record is of no use without it.
+            let Some(blobs) = self.blobs_of(artifact).await? else { return Ok(false) };
+            let unknown: Vec<String> = blobs.iter().map(blob_name).filter(|name| !far.knows(name)).collect();
+            let looks = unknown.clone().into_iter().map(|name| async move { far.tier.head(&name).await });
+            let found = futures::stream::iter(looks).buffered(CONCURRENT).try_collect::<Vec<_>>().await?;
+            for (name, _) in unknown.iter().zip(&found).filter(|(_, meta)| meta.is_some()) {
+                far.add_known(name);
+            }
+            if found.iter().any(Option::is_none) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Looks up many keys at once, so that a plan that asks for one after another finds them near.
+    pub async fn prefetch(&self, keys: Vec<Digest>) -> Result<(), StoreError> {
+        let Some(far) = &self.far else { return Ok(()) };
+        let looks = keys.into_iter().map(|key| async move {
+            let (generation, record) = self.newest(&key).await?;
+            let name = record_name(&key, generation);
+            if let Some(record) = record
+                && !far.knows(&name)
+                && self.confirm(&record).await?
+            {
+                far.add_known(&name);
+            }
+            Ok::<(), StoreError>(())
+        });
+        futures::stream::iter(looks).buffer_unordered(CONCURRENT).try_collect::<Vec<()>>().await?;
+        Ok(())
+    }
+
+    /// Notices what changed in the far tier, and what the last run of this pipeline with these parameters found there.
+    pub async fn begin(&self, pipeline: &str, params: &Digest) -> Result<Hint, StoreError> {
+        let Some(far) = &self.far else { return Ok(Hint::default()) };
+        let name = hint_name(pipeline, params);
+        let (hint, ()) = futures::try_join!(far.tier.read(&name), far.catch_up())?;
+        Ok(hint.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default())
+    }
+
+    /// Leaves a hint for the next run.
+    pub async fn put_hint(&self, pipeline: &str, params: &Digest, hint: &Hint) -> Result<(), StoreError> {
+        let Some(far) = &self.far else { return Ok(()) };
+        let bytes = serde_json::to_vec(hint).expect("hints are plain data");
+        far.tier.overwrite(&hint_name(pipeline, params), bytes).await
+    }
+
+    /// Copies a record with all that it names to the near tier; the first blob that is missing or damaged, otherwise.
+    pub async fn pull(&self, record: &Record) -> Result<Option<Digest>, StoreError> {
+        for artifact in record.outputs.values() {
+            let Some(blobs) = self.blobs_of(artifact).await? else { return Ok(Some(artifact.blob)) };
+            let bringing = blobs.into_iter().map(|blob| async move {
+                let there = self.near.size_of(&blob_name(&blob)).await?.is_some() || self.bring(&blob).await?;
+                Ok::<_, StoreError>((!there).then_some(blob))
+            });
+            let lost = futures::stream::iter(bringing).buffered(FILES).try_collect::<Vec<_>>().await?;
+            if let Some(lost) = lost.into_iter().flatten().next() {
+                return Ok(Some(lost));
+            }
+        }
+        if let Some(base) = &record.base {
+            let segments = self.segments(base).await?;
+            let bringing = segments.into_iter().map(|segment| async move { self.bring_segment(base, &segment).await });
+            futures::stream::iter(bringing).buffered(FILES).try_collect::<Vec<()>>().await?;
+        }
+        Ok(None)
+    }
+
+    async fn bring_segment(&self, base: &Digest, segment: &SegmentName) -> Result<(), StoreError> {
+        if self.near.size_of(&segment_name(base, segment)).await?.is_none() {
+            self.segment(base, segment).await?;
+        }
+        Ok(())
+    }
+
+    /// Finds out whether the far tier refuses to create what is there already. Two writers could both believe they won
+    /// where it does not.
+    pub async fn probe(&self) -> Result<Probe, StoreError> {
+        let tier = self.truth();
+        let name = format!("{LAYOUT}/leases/probe-{}", crate::nonce());
+        // A retried success looks like a conflict, which is no harm here: what is there decides.
+        tier.create_for_real(&name, &b"first"[..]).await?;
+        let second = tier.create_for_real(&name, &b"second"[..]).await;
+        let there = tier.read(&name).await;
+        let _ = tier.delete(&name).await;
+        Ok(match (second?, there?.as_deref()) {
+            (false, Some(b"first")) => Probe::Keeps,
+            _ => Probe::Overwrites,
+        })
+    }
+}
+
+/// What a server does with create-if-absent where the object is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// It refuses, as it must.
+    Keeps,
+    /// It ignores the condition.
+    Overwrites,
+}

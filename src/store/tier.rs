@@ -1,0 +1,408 @@
+//! One place that holds objects by name, and does not know what they mean.
+//!
+//! Reads of a folder go past the object-store layer, since a no-op run reads one small file a stage.
+
+use std::io::Read;
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use object_store::local::LocalFileSystem;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+
+use super::StoreError;
+use crate::digest::Digest;
+
+/// Larger files go up and come down in pieces of this size, several at once.
+const PIECE: u64 = 8 << 20;
+/// Pieces of one file on their way at the same time.
+const PIECES: usize = 8;
+/// S3 takes no more parts than 10,000 an object.
+const MOST_PARTS: u64 = 9_000;
+/// How often a body that broke off is asked for again.
+const TRIES: u32 = 4;
+
+/// What a listing tells of an object.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Meta {
+    /// Relative to the prefix that was listed.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// Seconds since 1970, by the server's clock.
+    pub modified: f64,
+}
+
+/// A tier. Cloning shares it.
+#[derive(Clone)]
+pub struct Tier {
+    backend: Arc<dyn ObjectStore>,
+    folder: Option<PathBuf>,
+    url: String,
+    single_writer: bool,
+}
+
+impl Tier {
+    /// Opens a folder, and makes it where it does not exist.
+    pub fn folder_at(folder: &FilePath) -> Result<Self, StoreError> {
+        let url = format!("file://{}", folder.display());
+        let fail = |message: String| StoreError::new(&url, "open", "", message);
+        std::fs::create_dir_all(folder).map_err(|error| fail(error.to_string()))?;
+        let folder = folder.canonicalize().map_err(|error| fail(error.to_string()))?;
+        let backend = LocalFileSystem::new_with_prefix(&folder).map_err(|error| fail(error.to_string()))?;
+        let url = format!("file://{}", folder.display());
+        Ok(Self { backend: Arc::new(backend), url, folder: Some(folder), single_writer: false })
+    }
+
+    /// One that ends with the process.
+    pub fn memory() -> Self {
+        Self::over(Arc::new(InMemory::new()), "memory://")
+    }
+
+    /// Any object store.
+    pub fn over(backend: Arc<dyn ObjectStore>, url: &str) -> Self {
+        Self { backend, folder: None, url: url.into(), single_writer: false }
+    }
+
+    /// For servers without create-if-absent: the only writer looks first, and then writes.
+    pub fn for_single_writer(self) -> Self {
+        Self { single_writer: true, ..self }
+    }
+
+    /// The root, as a URL.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The folder of a local tier.
+    pub fn folder(&self) -> Option<&FilePath> {
+        self.folder.as_deref()
+    }
+
+    /// An error about an object here.
+    pub fn error(&self, action: &'static str, name: &str, message: impl ToString) -> StoreError {
+        StoreError::new(&self.url, action, name, message.to_string())
+    }
+
+    fn failed(&self, action: &'static str, name: &str, error: object_store::Error) -> StoreError {
+        StoreError::of(&self.url, action, name, &error)
+    }
+
+    /// The file of an object. The object-store layer writes unusual characters of names as `%5B`, and so must we.
+    pub fn local(&self, name: &str) -> Option<PathBuf> {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/_-.".contains(&byte);
+        self.folder.as_ref().map(|folder| match name.bytes().all(plain) {
+            true => folder.join(name),
+            false => folder.join(Path::from(name).as_ref()),
+        })
+    }
+
+    /// Reads a whole object; `None` where there is none.
+    pub async fn read(&self, name: &str) -> Result<Option<Bytes>, StoreError> {
+        if let Some(path) = self.local(name) {
+            return match read_file(&path) {
+                Ok(bytes) => Ok(Some(bytes.into())),
+                Err(error) if is_absent(&error) => Ok(None),
+                Err(error) => Err(self.error("read", name, error)),
+            };
+        }
+        let path = Path::from(name);
+        let mut tries = 1;
+        loop {
+            let body = match self.backend.get_opts(&path, GetOptions::default()).await {
+                Ok(result) => result.bytes().await,
+                Err(object_store::Error::NotFound { .. }) => return Ok(None),
+                Err(error) => return Err(self.failed("read", name, error)),
+            };
+            match body {
+                Ok(bytes) => return Ok(Some(bytes)),
+                // The body broke off; the request itself had its retries below us.
+                Err(_) if tries < TRIES => tries += 1,
+                Err(error) => return Err(self.failed("read", name, error)),
+            }
+        }
+    }
+
+    /// Reads part of an object.
+    pub async fn read_range(&self, name: &str, offset: u64, length: u64) -> Result<Bytes, StoreError> {
+        if let Some(path) = self.local(name) {
+            use std::os::unix::fs::FileExt;
+            let mut bytes = vec![0; length as usize];
+            let file = std::fs::File::open(&path).map_err(|error| self.error("read", name, error))?;
+            file.read_exact_at(&mut bytes, offset).map_err(|error| self.error("read", name, error))?;
+            return Ok(bytes.into());
+        }
+        let path = Path::from(name);
+        let mut tries = 1;
+        loop {
+            match self.backend.get_range(&path, offset..offset + length).await {
+                Ok(bytes) if bytes.len() as u64 == length => return Ok(bytes),
+                Ok(_) if tries < TRIES => tries += 1,
+                Ok(bytes) => return Err(self.error("read", name, format!("{} of {length} bytes came", bytes.len()))),
+                Err(error @ object_store::Error::NotFound { .. }) => return Err(self.failed("read", name, error)),
+                Err(_) if tries < TRIES => tries += 1,
+                Err(error) => return Err(self.failed("read", name, error)),
+            }
+        }
+    }
+
+    /// Size and time of an object, `None` where there is none.
+    pub async fn head(&self, name: &str) -> Result<Option<Meta>, StoreError> {
+        match self.backend.head(&Path::from(name)).await {
+            Ok(meta) => Ok(Some(Meta { name: name.into(), size: meta.size, modified: seconds(&meta) })),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(self.failed("look at", name, error)),
+        }
+    }
+
+    /// The size of an object, `None` where there is none.
+    pub async fn size_of(&self, name: &str) -> Result<Option<u64>, StoreError> {
+        let Some(path) = self.local(name) else { return Ok(self.head(name).await?.map(|meta| meta.size)) };
+        match std::fs::metadata(&path) {
+            Ok(metadata) => Ok(Some(metadata.len())),
+            Err(error) if is_absent(&error) => Ok(None),
+            Err(error) => Err(self.error("look at", name, error)),
+        }
+    }
+
+    /// Creates an object; `false` where the name is taken. A retried success can look like a conflict, so whoever
+    /// needs to know who won compares what is there with what was written.
+    pub async fn create(&self, name: &str, bytes: impl Into<Bytes>) -> Result<bool, StoreError> {
+        if self.single_writer {
+            if self.head(name).await?.is_some() {
+                return Ok(false);
+            }
+            return self.overwrite(name, bytes).await.map(|()| true);
+        }
+        self.create_for_real(name, bytes).await
+    }
+
+    /// Creates an object, also where the server is said not to know how: for finding out.
+    pub async fn create_for_real(&self, name: &str, bytes: impl Into<Bytes>) -> Result<bool, StoreError> {
+        let payload = PutPayload::from_bytes(bytes.into());
+        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        match self.backend.put_opts(&Path::from(name), payload, options).await {
+            Ok(_) => Ok(true),
+            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => Ok(false),
+            Err(error) => Err(self.failed("write", name, error)),
+        }
+    }
+
+    /// Writes an object, whether or not it was there.
+    pub async fn overwrite(&self, name: &str, bytes: impl Into<Bytes>) -> Result<(), StoreError> {
+        let payload = PutPayload::from_bytes(bytes.into());
+        let put = self.backend.put(&Path::from(name), payload).await;
+        put.map(|_| ()).map_err(|error| self.failed("write", name, error))
+    }
+
+    /// Objects below a prefix, sorted by name; names are relative to the prefix.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<Meta>, StoreError> {
+        if self.local(prefix).is_some_and(|folder| !folder.exists()) {
+            return Ok(Vec::new());
+        }
+        let root = Path::from(prefix);
+        let listing = self.backend.list(Some(&root)).try_collect::<Vec<_>>().await;
+        let mut found: Vec<Meta> = listing
+            .map_err(|error| self.failed("list", prefix, error))?
+            .into_iter()
+            .filter_map(|meta| {
+                let parts: Vec<_> = meta.location.prefix_match(&root)?.map(|part| part.as_ref().to_owned()).collect();
+                Some(Meta { name: parts.join("/"), size: meta.size, modified: seconds(&meta) })
+            })
+            .collect();
+        found.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        Ok(found)
+    }
+
+    /// Removes an object, if it is there.
+    pub async fn delete(&self, name: &str) -> Result<(), StoreError> {
+        match self.backend.delete(&Path::from(name)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(self.failed("remove", name, error)),
+        }
+    }
+
+    /// Removes many objects, in as few requests as the server allows; how many were removed or gone already.
+    pub async fn delete_all(&self, names: Vec<String>) -> Result<u64, StoreError> {
+        let paths = futures::stream::iter(names.into_iter().map(|name| Ok(Path::from(name)))).boxed();
+        let mut ends = self.backend.delete_stream(paths);
+        let mut count = 0;
+        while let Some(end) = ends.next().await {
+            match end {
+                Ok(_) | Err(object_store::Error::NotFound { .. }) => count += 1,
+                Err(error) => return Err(self.failed("remove", "several objects", error)),
+            }
+        }
+        Ok(count)
+    }
+
+    /// Writes a file as an object. Into a folder it is moved where it can be, so it must not be used afterwards.
+    pub async fn put_file(&self, name: &str, file: &FilePath) -> Result<(), StoreError> {
+        let fail = |error: std::io::Error| self.error("write", name, format!("{}: {error}", file.display()));
+        if let Some(target) = self.local(name) {
+            let from = file.to_owned();
+            let moved = tokio::task::spawn_blocking(move || move_into_place(&from, &target)).await;
+            return moved.expect("moving a file does not panic").map_err(fail);
+        }
+        self.upload(name, file).await
+    }
+
+    /// Sends a file; it stays as it is.
+    pub async fn upload(&self, name: &str, file: &FilePath) -> Result<(), StoreError> {
+        let fail = |error: std::io::Error| self.error("write", name, format!("{}: {error}", file.display()));
+        let length = std::fs::metadata(file).map_err(fail)?.len();
+        if length <= PIECE {
+            return self.overwrite(name, std::fs::read(file).map_err(fail)?).await;
+        }
+        let failed = |error| self.failed("write", name, error);
+        let source = Arc::new(std::fs::File::open(file).map_err(fail)?);
+        let mut upload = self.backend.put_multipart(&Path::from(name)).await.map_err(failed)?;
+        let piece = PIECE.max(length.div_ceil(MOST_PARTS));
+        let mut sending = futures::stream::FuturesUnordered::new();
+        let mut offset = 0;
+        let sent = async {
+            while offset < length || !sending.is_empty() {
+                while offset < length && sending.len() < PIECES {
+                    let size = piece.min(length - offset);
+                    let bytes = read_piece(source.clone(), offset, size).await.map_err(fail)?;
+                    sending.push(upload.put_part(PutPayload::from_bytes(bytes)));
+                    offset += size;
+                }
+                if let Some(end) = sending.next().await {
+                    end.map_err(failed)?;
+                }
+            }
+            Ok::<(), StoreError>(())
+        };
+        let sent = sent.await;
+        drop(sending);
+        if let Err(error) = sent {
+            // What was sent costs room until it is given up; a lifecycle rule does it where we cannot.
+            let _ = upload.abort().await;
+            return Err(error);
+        }
+        upload.complete().await.map(|_| ()).map_err(failed)
+    }
+
+    /// Copies an object to a file and says what the copy's digest is; `None` where there is none. A copy that fails may leave
+    /// part of a file.
+    pub async fn download(&self, name: &str, target: &FilePath) -> Result<Option<Digest>, StoreError> {
+        let fail = |error: std::io::Error| self.error("copy", name, format!("{}: {error}", target.display()));
+        if let Some(source) = self.local(name) {
+            let to = target.to_owned();
+            let copied = tokio::task::spawn_blocking(move || copy_checked(&source, &to)).await;
+            return match copied.expect("copying a file does not panic") {
+                Ok(found) => Ok(Some(found)),
+                Err(error) if is_absent(&error) => Ok(None),
+                Err(error) => Err(fail(error)),
+            };
+        }
+        // The first piece tells how many there are.
+        let path = Path::from(name);
+        let first = GetOptions { range: Some(GetRange::Bounded(0..PIECE)), ..GetOptions::default() };
+        let (size, first) = match self.backend.get_opts(&path, first).await {
+            Ok(result) => (result.meta.size, result.bytes().await.ok()),
+            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            // An empty object has no range.
+            Err(_) => match self.read(name).await? {
+                Some(bytes) => (bytes.len() as u64, Some(bytes)),
+                None => return Ok(None),
+            },
+        };
+        let first = match first {
+            Some(bytes) if bytes.len() as u64 == size.min(PIECE) => bytes,
+            _ => self.read_range(name, 0, size.min(PIECE)).await?,
+        };
+        if size <= PIECE {
+            std::fs::write(target, &first).map_err(fail)?;
+            return Ok(Some(Digest::of_bytes(&first)));
+        }
+        let file = Arc::new(std::fs::File::create(target).map_err(fail)?);
+        write_piece(file.clone(), 0, first).await.map_err(fail)?;
+        let offsets = (1..size.div_ceil(PIECE)).map(|piece| piece * PIECE);
+        let pieces = futures::stream::iter(offsets.map(|offset| {
+            let file = file.clone();
+            async move {
+                let bytes = self.read_range(name, offset, PIECE.min(size - offset)).await?;
+                write_piece(file, offset, bytes).await.map_err(fail)
+            }
+        }));
+        pieces.buffer_unordered(PIECES).try_collect::<Vec<()>>().await?;
+        let path = target.to_owned();
+        let digest = tokio::task::spawn_blocking(move || Digest::of_file(&path)).await;
+        digest.expect("digesting does not panic").map(Some).map_err(fail)
+    }
+}
+
+fn seconds(meta: &ObjectMeta) -> f64 {
+    meta.last_modified.timestamp_millis() as f64 / 1e3
+}
+
+async fn read_piece(file: Arc<std::fs::File>, offset: u64, size: u64) -> std::io::Result<Bytes> {
+    use std::os::unix::fs::FileExt;
+    let read = tokio::task::spawn_blocking(move || {
+        let mut bytes = vec![0; size as usize];
+        file.read_exact_at(&mut bytes, offset)?;
+        Ok(bytes.into())
+    });
+    read.await.expect("reading does not panic")
+}
+
+async fn write_piece(file: Arc<std::fs::File>, offset: u64, bytes: Bytes) -> std::io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    tokio::task::spawn_blocking(move || file.write_all_at(&bytes, offset)).await.expect("writing does not panic")
+}
+
+/// Reads a file; most are small, and those take one read and no look at their size.
+fn read_file(path: &FilePath) -> std::io::Result<Vec<u8>> {
+    const SMALL: usize = 16 * 1024;
+    let mut file = std::fs::File::open(path)?;
+    let mut bytes = vec![0; SMALL];
+    let count = file.read(&mut bytes)?;
+    bytes.truncate(count);
+    if count == SMALL {
+        file.read_to_end(&mut bytes)?;
+    }
+    Ok(bytes)
+}
+
+/// Whether nothing is there, rather than something wrong.
+pub fn is_absent(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
+}
+
+/// Moves a file to its place; where it has another name somewhere, or lies on another disk, copies it under a temporary
+/// name first, so that a reader sees all of it or nothing.
+pub fn move_into_place(from: &FilePath, to: &FilePath) -> std::io::Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::create_dir_all(to.parent().expect("objects lie in a folder"))?;
+    let metadata = std::fs::symlink_metadata(from)?;
+    // A file with a second name can be changed through it; a blob must not be.
+    if metadata.is_file() && metadata.nlink() == 1 && std::fs::rename(from, to).is_ok() {
+        return Ok(());
+    }
+    let partial = unique_neighbour(to);
+    let copied = std::fs::copy(from, &partial).and_then(|_| std::fs::rename(&partial, to));
+    if copied.is_err() {
+        let _ = std::fs::remove_file(&partial);
+    }
+    copied
+}
+
+/// A name beside `path` that no listing takes for an object: the object-store layer hides names with `#`.
+pub fn unique_neighbour(path: &FilePath) -> PathBuf {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!("#{}{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
+    name.into()
+}
+
+/// Copies (or reflinks) a file and says what the copy's digest is.
+fn copy_checked(from: &FilePath, to: &FilePath) -> std::io::Result<Digest> {
+    std::fs::copy(from, to)?;
+    Digest::of_file(to)
+}
