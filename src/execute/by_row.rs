@@ -1,5 +1,5 @@
 //! Executing a by-row stage: only rows without a result are done, each program is fed one row after another, and every
-//! answer is kept as it comes.
+//! answer is kept as it comes. Several engines share the rows of a stage: each claims parts of them by leases.
 //!
 //! A row whose program died or took too long is suspect: it is tried once more alone in a program. If that dies too, the row
 //! is condemned, but rejected only once a program has answered some row that is known to be good: a machine that
@@ -27,12 +27,19 @@ use crate::key::row_seed;
 use crate::rows::assembly::Results;
 use crate::rows::journal::{self, Journal};
 use crate::rows::{RowIndex, SegmentSchema, segment};
-use crate::store::{Record, RowCounts};
+use crate::store::lease::{self, Asked, Lease};
+use crate::store::{Record, RowCounts, SegmentName};
 
 /// Answers are published when so many bytes of them are waiting…
 const FLUSH_BYTES: usize = 4 * 1024 * 1024;
 /// …or after so long.
 const FLUSH_AFTER: Duration = Duration::from_secs(60);
+/// Rows are claimed in so many parts, by their digests, so that several engines can share a stage.
+const PARTS: u8 = 64;
+/// So many parts are asked for at a time.
+const CLAIMS: usize = 8;
+/// Rows are claimed ahead for so long, by the pace so far.
+const AHEAD: Duration = Duration::from_secs(5);
 /// Programs that die one after another without any row being answered: then it is not the rows.
 const DEATHS: u32 = 3;
 
@@ -72,6 +79,7 @@ pub async fn execute(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
     if !todo.is_empty() {
         let control = rows.digests.iter().position(|row| index.find(row).is_some());
         let mut driver = Driver::new(job, &rows, &schema, (base, epoch), todo, control, folder.to_owned())?;
+        driver.seen = index.segments;
         let outcome = driver.drive().await;
         driver.dismiss().await;
         // Whatever happened, the rows that are done stay done. Where they cannot be published, the journal keeps them.
@@ -79,12 +87,19 @@ pub async fn execute(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
         (counts.executed, counts.failed) = (driver.answered, driver.failed.len() as u64);
         metrics = std::mem::take(&mut driver.metrics);
         let (failed, journal) = (std::mem::take(&mut driver.failed), driver.journal.take());
+        let foreign = std::mem::take(&mut driver.foreign);
+        let held = std::mem::take(&mut driver.held);
         drop(driver);
+        job.leases.extend(held.into_values().map(|(lease, _)| lease));
         if let Some(journal) = journal {
             journal.remove();
         }
         outcome?;
         refuse_failed_rows(job, &failed)?;
+        if !foreign.is_empty() {
+            job.say("info".into(), "other runs are doing the remaining rows; waiting for them".into());
+            return Err(Failure::made_by_others(foreign));
+        }
     }
     let mut index = RowIndex::load(&store, &base, &cache).await?;
     let mut results = Results::load(&store, &base, &index, &rows.digests, &schema).await?;
@@ -208,6 +223,14 @@ struct Driver<'a> {
     folder: PathBuf,
     by_digest: HashMap<String, usize>,
     todo: VecDeque<usize>,
+    /// Rows that nobody was asked about yet, by part.
+    unclaimed: VecDeque<(u8, Vec<usize>)>,
+    /// What is claimed, with how many of its rows are not answered.
+    held: BTreeMap<u8, (Lease, usize)>,
+    /// Leases of parts that other runs do.
+    foreign: Vec<String>,
+    /// Segments whose rows were done when the parts were made.
+    seen: Vec<SegmentName>,
     suspects: VecDeque<usize>,
     suspected: HashSet<usize>,
     /// Rows that killed a program twice.
@@ -222,6 +245,7 @@ struct Driver<'a> {
     waiting: Vec<RowResult>,
     waiting_bytes: usize,
     flushed_at: Instant,
+    begun: Instant,
     journal: Option<Journal>,
     metrics: BTreeMap<String, f64>,
     workers: BTreeMap<u32, Worker>,
@@ -247,6 +271,13 @@ impl<'a> Driver<'a> {
         let (events, heard) = mpsc::channel(EVENTS);
         let journal = Journal::create(&job.state_folder(), job.context.store.url(), epoch, &job.context.run)?;
         let timeout = job.stage().timeout;
+        let mut parts: BTreeMap<u8, Vec<usize>> = BTreeMap::new();
+        todo.iter().for_each(|row| parts.entry(part(&rows.digests[*row])).or_default().push(*row));
+        let mut unclaimed: VecDeque<(u8, Vec<usize>)> = parts.into_iter().collect();
+        // Runs that begin together begin at different parts.
+        let run = Digest::of_bytes(job.context.run.as_bytes());
+        let first = unclaimed.len() * usize::from(run.0[0]) / 256;
+        unclaimed.rotate_left(first);
         Ok(Self {
             by_digest: todo.iter().chain(&control).map(|row| (rows.digests[*row].to_string(), *row)).collect(),
             total: todo.len() as u64,
@@ -258,7 +289,11 @@ impl<'a> Driver<'a> {
             base,
             epoch,
             folder,
-            todo,
+            todo: VecDeque::new(),
+            unclaimed,
+            held: BTreeMap::new(),
+            foreign: Vec::new(),
+            seen: Vec::new(),
             suspects: VecDeque::new(),
             suspected: HashSet::new(),
             condemned: Vec::new(),
@@ -270,6 +305,7 @@ impl<'a> Driver<'a> {
             waiting: Vec::new(),
             waiting_bytes: 0,
             flushed_at: Instant::now(),
+            begun: Instant::now(),
             journal: Some(journal),
             metrics: BTreeMap::new(),
             workers: BTreeMap::new(),
@@ -291,6 +327,11 @@ impl<'a> Driver<'a> {
 
     /// Runs until every row is answered, or something is wrong with more than a row.
     async fn drive(&mut self) -> Result<(), Failure> {
+        self.claim().await?;
+        if !self.has_work() {
+            // Other runs do all of it.
+            return Ok(());
+        }
         let grant = self.job.grant.take().expect("a stage starts with a grant");
         self.ask_for_more();
         self.start(grant).await?;
@@ -310,6 +351,10 @@ impl<'a> Driver<'a> {
                     None => grants_open = false,
                 },
             }
+            if !self.unclaimed.is_empty() && self.todo.len() < self.enough() / 2 {
+                self.claim().await?;
+                self.workers.keys().copied().collect::<Vec<_>>().into_iter().for_each(|worker| self.feed(worker));
+            }
         }
         if *self.job.stop.borrow() != Stop::Go {
             return Err(Failure::cancelled());
@@ -321,14 +366,88 @@ impl<'a> Driver<'a> {
     }
 
     fn has_work(&self) -> bool {
-        !self.todo.is_empty() || !self.suspects.is_empty()
+        !self.todo.is_empty() || !self.suspects.is_empty() || !self.unclaimed.is_empty()
+    }
+
+    /// How many rows to have at hand: for every program that could run some, and what the pace so far would need.
+    fn enough(&self) -> usize {
+        let pace = self.answered as f64 / self.begun.elapsed().as_secs_f64().max(0.1);
+        (self.window() * 16).max((pace * AHEAD.as_secs_f64()) as usize)
+    }
+
+    /// Claims more rows, so that no other run does them too. Parts that others have are left to them.
+    async fn claim(&mut self) -> Result<(), Failure> {
+        let context = self.job.context.clone();
+        let store = &context.store;
+        let mut claimed = Vec::new();
+        while self.todo.len() + claimed.iter().map(|(_, rows): &(u8, Vec<usize>)| rows.len()).sum::<usize>()
+            < self.enough()
+            && !self.unclaimed.is_empty()
+        {
+            let count = self.unclaimed.len().min(CLAIMS);
+            let parts: Vec<_> = self.unclaimed.drain(..count).collect();
+            let names: Vec<String> =
+                parts.iter().map(|(part, _)| lease::of_rows(&self.base, self.epoch, *part)).collect();
+            let asking = names.iter().map(|name| store.lease(name, &context.holder, &context.observer));
+            let answers = futures::future::join_all(asking).await;
+            for ((part, name), answer) in parts.into_iter().zip(names).zip(answers) {
+                match answer {
+                    Ok(Asked::Granted(lease)) => {
+                        self.held.insert(part.0, (lease, part.1.len()));
+                        claimed.push(part);
+                    }
+                    Ok(Asked::Taken(_)) => self.foreign.push(name),
+                    // Leases only avoid double work.
+                    Err(_) => claimed.push(part),
+                }
+            }
+        }
+        self.leave_out_done(&mut claimed).await?;
+        self.todo.extend(claimed.into_iter().flat_map(|(_, rows)| rows));
+        Ok(())
+    }
+
+    /// What others have done since the parts were made need not be done again.
+    async fn leave_out_done(&mut self, claimed: &mut [(u8, Vec<usize>)]) -> Result<(), Failure> {
+        let context = self.job.context.clone();
+        let there = context.store.segments(&self.base).await?;
+        if there == self.seen {
+            return Ok(());
+        }
+        let cache = context.folders.cache.join("rows").join(self.base.to_string());
+        let index = RowIndex::load(&context.store, &self.base, &cache).await?;
+        let epoch = self.epoch;
+        let is_done =
+            |row: &Digest| index.find(row).is_some_and(|place| index.segments[place.segment as usize].epoch >= epoch);
+        for (part, rows) in claimed {
+            let before = rows.len();
+            rows.retain(|row| !is_done(&self.rows.digests[*row]));
+            let done = before - rows.len();
+            self.total -= done as u64;
+            if let Some((_, left)) = self.held.get_mut(part) {
+                *left -= done;
+            }
+        }
+        self.seen = there;
+        Ok(())
+    }
+
+    /// Gives back the parts whose rows are all published.
+    async fn give_back_parts(&mut self) {
+        let over: Vec<u8> = self.held.iter().filter(|(_, (_, left))| *left == 0).map(|(part, _)| *part).collect();
+        for part in over {
+            if let Some((lease, _)) = self.held.remove(&part) {
+                let _ = self.job.context.store.give_back(&lease).await;
+            }
+        }
     }
 
     /// How many more programs could be of use.
     fn ask_for_more(&self) {
         let limit = self.job.stage().kind.by_row.as_ref().map_or(0, |by_row| by_row.workers);
         let limit = if limit == 0 { u32::MAX } else { limit };
-        let useful = (self.todo.len() / self.window()).max(1).min(limit as usize) as u32;
+        let rows = self.todo.len() + self.unclaimed.iter().map(|(_, rows)| rows.len()).sum::<usize>();
+        let useful = (rows / self.window()).max(1).min(limit as usize) as u32;
         self.job.send(Message::Widen(self.job.index, useful.saturating_sub(1)));
     }
 
@@ -426,7 +545,8 @@ impl<'a> Driver<'a> {
             // The channel holds a whole window, so this never waits; a program that is gone ends by itself.
             let _ = sender.try_send(input);
         }
-        if worker.in_flight.is_empty() {
+        // More may be claimed.
+        if worker.in_flight.is_empty() && self.unclaimed.is_empty() {
             worker.rows = None;
         }
     }
@@ -475,6 +595,10 @@ impl<'a> Driver<'a> {
         }
         self.schema.check(&result).map_err(|error| Failure::permanent(error.to_string()))?;
         self.answered += 1;
+        let part = result.row.parse::<Digest>().ok().map(|row| part(&row));
+        if let Some((_, left)) = part.and_then(|part| self.held.get_mut(&part)) {
+            *left = left.saturating_sub(1);
+        }
         if result.status == RowStatus::Failed {
             self.failed.push(result);
         } else {
@@ -608,6 +732,7 @@ impl<'a> Driver<'a> {
     fn stop_all(&mut self) {
         let stop = *self.job.stop.borrow_and_update();
         self.todo.clear();
+        self.unclaimed.clear();
         self.suspects.clear();
         for worker in self.workers.values_mut() {
             let _ = worker.stop.send(stop);
@@ -631,14 +756,21 @@ impl<'a> Driver<'a> {
     /// Publishes the answers that wait.
     async fn flush(&mut self) -> Result<(), Failure> {
         self.flushed_at = Instant::now();
-        if self.waiting.is_empty() {
-            return Ok(());
+        if !self.waiting.is_empty() {
+            let results = latest(self.waiting.iter().cloned());
+            let bytes = segment::encode(&self.schema.batch(&results)?)?;
+            let segment = self.job.context.store.put_segment(&self.base, self.epoch, bytes).await?;
+            self.seen.push(segment);
+            self.seen.sort_unstable();
+            self.waiting.clear();
+            self.waiting_bytes = 0;
         }
-        let results = latest(self.waiting.iter().cloned());
-        let bytes = segment::encode(&self.schema.batch(&results)?)?;
-        self.job.context.store.put_segment(&self.base, self.epoch, bytes).await?;
-        self.waiting.clear();
-        self.waiting_bytes = 0;
+        self.give_back_parts().await;
         Ok(())
     }
+}
+
+/// The part that a row is claimed with.
+fn part(row: &Digest) -> u8 {
+    row.0[0] / (u8::MAX / PARTS + 1)
 }

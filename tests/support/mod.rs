@@ -225,6 +225,13 @@ impl Lab {
         stages.filter(|(_, stage)| self.refresh.contains(&stage.base)).map(|(index, _)| index).collect()
     }
 
+    /// Removes every lease, as time does with those of the dead.
+    pub async fn drop_leases(&self) {
+        for lease in self.store.truth().list("v1/leases").await.unwrap() {
+            self.store.truth().delete(&format!("v1/leases/{}", lease.name)).await.unwrap();
+        }
+    }
+
     /// Runs stages of a pipeline; says what came of it and which stages were launched.
     pub async fn run_selected(&mut self, text: &str, patterns: &[&str]) -> (Report, Vec<String>) {
         let pipeline = self.pipeline(text);
