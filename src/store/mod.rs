@@ -9,6 +9,7 @@ pub mod far;
 pub mod known;
 pub mod lease;
 pub mod record;
+pub mod remote;
 pub mod share;
 pub mod tier;
 
