@@ -7,6 +7,7 @@ mod docs;
 mod engine;
 mod kills;
 mod programs;
+mod s3;
 mod secrets;
 mod stores;
 mod support;

@@ -1,5 +1,7 @@
 //! A made-up machine on which engine tests run: fake programs that tell which stages ran, and the real binary.
 
+pub mod s3;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
