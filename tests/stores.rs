@@ -34,6 +34,7 @@ fn record(text: &str) -> Record {
         outputs: BTreeMap::new(),
         created_at: 0.0,
         run: text.into(),
+        accepted_from: None,
         duration_s: 0.0,
         rows: None,
         metrics: BTreeMap::new(),

@@ -1,5 +1,6 @@
 //! The command line: one file per command. The exit status is decided in [`main`] alone.
 
+mod accept;
 mod artifacts;
 mod doctor;
 mod error;
@@ -86,6 +87,8 @@ enum Command {
     Plan(plan::Options),
     /// Tell everything about one stage: key, inputs, why it would run
     Explain(plan::ExplainOptions),
+    /// Take the result that a stage had for the one it would make now
+    Accept(accept::Options),
     /// How the last run stands
     Status(runs::StatusOptions),
     /// List runs
@@ -144,6 +147,7 @@ fn dispatch(cli: Cli, builtins: &Builtins) -> Result<Exit, CliError> {
             Command::Run(options) => run::run(&project, options).await,
             Command::Plan(options) => plan::plan(&project, options).await,
             Command::Explain(options) => plan::explain(&project, options).await,
+            Command::Accept(options) => accept::accept(&project, options).await,
             Command::Status(options) => runs::status(&project, options).await,
             Command::Runs(options) => runs::runs(&project, options).await,
             Command::Log(options) => runs::log(&project, options).await,

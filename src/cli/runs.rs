@@ -7,6 +7,7 @@ use super::project::Project;
 use super::{CliError, Exit, print, print_json};
 use crate::digest::Digest;
 use crate::execute::{file_name, live_log};
+use crate::store::record::has_result;
 use crate::store::{RunManifest, Store};
 
 /// Options of `status`.
@@ -155,7 +156,7 @@ pub async fn newest_key(store: &Store, pipeline: Option<&str>, stage: &str) -> R
         if pipeline.is_some_and(|pipeline| pipeline != run.pipeline) {
             continue;
         }
-        let entry = run.stages.get(stage).filter(|entry| matches!(entry.outcome.as_str(), "hit" | "done"));
+        let entry = run.stages.get(stage).filter(|entry| has_result(&entry.outcome));
         if let Some(key) = entry.and_then(|entry| entry.key) {
             return Ok(Some(key));
         }

@@ -8,8 +8,9 @@ use cuda_agent_protocol::{ColumnType, PortType};
 
 use super::log::Redactor;
 use crate::artifact::column::{canonical, encode};
+use crate::artifact::table::TableInfo;
 use crate::artifact::tree::{self, Scan};
-use crate::artifact::{Artifact, ArtifactError, table};
+use crate::artifact::{Artifact, ArtifactError, ColumnInfo, table};
 use crate::digest::Digest;
 use crate::plan::inputs::of_table;
 use crate::store::{Again, Store, StoreError};
@@ -139,19 +140,29 @@ fn prepare(declared: &OutputPort, columns_closed: bool, path: &Path) -> Result<P
     }
     table::adopt(path, &declared.columns)?;
     let mut info = table::inspect(path)?;
+    check_columns(declared, columns_closed, &info)?;
+    mark_measured(declared, &mut info.columns);
+    let blob = Digest::of_file(path).map_err(ArtifactError::io(path))?;
+    let size = std::fs::metadata(path).map_err(ArtifactError::io(path))?.len();
+    Ok(Prepared::Table { artifact: of_table(declared.port_type, info, blob, size) })
+}
+
+/// Whether a table has the columns that its port declares, and no others where they are closed.
+pub fn check_columns(declared: &OutputPort, columns_closed: bool, info: &TableInfo) -> Result<(), ArtifactError> {
     let mut wanted: Vec<(&str, &ColumnType)> =
         declared.columns.iter().map(|column| (column.name.as_str(), &column.column_type)).collect();
     let closed = columns_closed && !wanted.is_empty();
     if declared.port_type == PortType::Tasks && wanted.iter().all(|(name, _)| *name != "code") {
         wanted.push(("code", &ColumnType::Utf8));
     }
-    table::check(&info, &wanted, closed)?;
-    for column in &mut info.columns {
+    table::check(info, &wanted, closed)
+}
+
+/// Notes which columns the port declares to hold measurements.
+pub fn mark_measured(declared: &OutputPort, columns: &mut [ColumnInfo]) {
+    for column in columns {
         column.measured = declared.columns.iter().any(|declared| declared.name == column.name && declared.measured);
     }
-    let blob = Digest::of_file(path).map_err(ArtifactError::io(path))?;
-    let size = std::fs::metadata(path).map_err(ArtifactError::io(path))?.len();
-    Ok(Prepared::Table { artifact: of_table(declared.port_type, info, blob, size) })
 }
 
 fn tree_has_secret(scan: &Scan, secrets: &Redactor) -> Result<bool, ArtifactError> {

@@ -258,6 +258,7 @@ pub async fn record(
         outputs,
         created_at: crate::now(),
         run: job.context.run.clone(),
+        accepted_from: None,
         duration_s: (duration.as_secs_f64() * 1e3).round() / 1e3,
         rows,
         metrics,

@@ -53,7 +53,7 @@ pub enum MissReason {
     InputChanged {
         /// The port.
         port: String,
-        /// What made it: `stage.output`, or a path.
+        /// What made it: `stage.output`, or a path; empty where that is not known.
         by: String,
         /// Columns that changed, where it is a table.
         columns: Vec<String>,
@@ -193,11 +193,14 @@ impl fmt::Display for MissReason {
             Self::RowsFailed { count } => write!(f, "{count} of its rows failed last time"),
             Self::KindChanged { old, new } => write!(f, "kind {old} → {new}"),
             Self::ParamChanged { name, old, new } => write!(f, "param {name}: {} → {}", shown(old), shown(new)),
-            Self::InputChanged { port, by, columns } if columns.is_empty() => {
-                write!(f, "input {port} changed (from {by})")
-            }
             Self::InputChanged { port, by, columns } => {
-                write!(f, "input {port} changed (from {by}; columns {})", few(columns))
+                let from = Some(format!("from {by}")).filter(|_| !by.is_empty());
+                let columns = Some(format!("columns {}", few(columns))).filter(|_| !columns.is_empty());
+                let details: Vec<String> = from.into_iter().chain(columns).collect();
+                match details.is_empty() {
+                    true => write!(f, "input {port} changed"),
+                    false => write!(f, "input {port} changed ({})", details.join("; ")),
+                }
             }
             Self::ProgramChanged { files } => write!(f, "program changed: {}", few(files)),
             Self::CommandChanged { .. } => f.write_str("its command changed"),

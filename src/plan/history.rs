@@ -1,11 +1,12 @@
 //! What earlier runs of a pipeline recorded, for the reasons of misses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Resolved;
 use crate::digest::Digest;
 use crate::key::{MissReason, difference};
 use crate::spec::Stage;
+use crate::store::record::has_result;
 use crate::store::{Hint, Store, StoreError};
 
 /// How many runs of a pipeline are looked at.
@@ -53,6 +54,14 @@ impl History {
         self
     }
 
+    /// Keys under which a stage had a result, newest first, each once, with the newest run that names it.
+    pub fn results(&self, stage: &str) -> Vec<(&str, Digest)> {
+        let mut seen = BTreeSet::new();
+        let entries = self.stages.get(stage).into_iter().flatten();
+        let results = entries.filter(|(_, key, outcome)| has_result(outcome) && seen.insert(*key));
+        results.map(|(run, key, _)| (run.as_str(), *key)).collect()
+    }
+
     /// Why a stage without a record has to run.
     pub async fn explain(
         &self,
@@ -66,7 +75,7 @@ impl History {
         if let Some((run, _, outcome)) = same {
             match outcome.as_str() {
                 "failed" => return Ok(vec![MissReason::FailedBefore { run: run.clone() }]),
-                "hit" | "done" => return Ok(vec![MissReason::RecordEvicted]),
+                outcome if has_result(outcome) => return Ok(vec![MissReason::RecordEvicted]),
                 _ => {}
             }
         }

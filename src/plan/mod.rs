@@ -7,6 +7,7 @@ pub mod inputs;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use cuda_agent_protocol::Manifest;
 use cuda_agent_protocol::manifest::Determinism;
 use serde_json::{Value, json};
 
@@ -523,15 +524,7 @@ impl<'a> Planner<'a> {
             inputs.insert(port.clone(), resolved);
         }
         let preimage = self.preimage(stage, &inputs)?;
-        let base = stage.kind.by_row.as_ref().map(|by_row| {
-            let mut base = preimage.clone();
-            let columns = &stage.kind.inputs[&by_row.port].columns;
-            let columns = columns.iter().map(|(name, column)| (name.clone(), column.to_string())).collect();
-            base.inputs.insert(by_row.port.clone(), InputIdentity::Rows { columns });
-            base.rows_of = Some(by_row.port.clone());
-            base.key()
-        });
-        Ok(Resolved { key: preimage.key(), base, preimage, inputs })
+        Ok(Resolved { key: preimage.key(), base: base_key(&stage.kind, &preimage), preimage, inputs })
     }
 
     /// Whether a table has the columns that the port reads.
@@ -619,6 +612,17 @@ impl<'a> Planner<'a> {
         }
         Ok(files)
     }
+}
+
+/// What row results of a by-row kind are filed under.
+pub fn base_key(kind: &Manifest, preimage: &Preimage) -> Option<Digest> {
+    let by_row = kind.by_row.as_ref()?;
+    let mut base = preimage.clone();
+    let columns = &kind.inputs[&by_row.port].columns;
+    let columns = columns.iter().map(|(name, column)| (name.clone(), column.to_string())).collect();
+    base.inputs.insert(by_row.port.clone(), InputIdentity::Rows { columns });
+    base.rows_of = Some(by_row.port.clone());
+    Some(base.key())
 }
 
 fn declared_outputs(stage: &Stage) -> Value {

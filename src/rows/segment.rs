@@ -57,6 +57,13 @@ impl SegmentSchema {
         Self { schema: Arc::new(Schema::new(fields)), ports }
     }
 
+    /// Whether a stored segment has these columns.
+    pub fn fits(&self, segment: Bytes) -> Result<bool, ArtifactError> {
+        let found = ParquetRecordBatchReaderBuilder::try_new(segment)
+            .map_err(|error| ArtifactError::Contract(format!("row segment: {error}")))?;
+        Ok(self.schema.contains(found.schema()))
+    }
+
     /// Results as one batch, sorted by digest. An answer that does not fit the declared columns is an error.
     pub fn batch(&self, results: &[RowResult]) -> Result<RecordBatch, ArtifactError> {
         let mut sorted: Vec<(Digest, &RowResult)> = results

@@ -29,8 +29,11 @@ pub struct Record {
     pub outputs: BTreeMap<String, Artifact>,
     /// Seconds since 1970.
     pub created_at: f64,
-    /// The run that made it.
+    /// The run that made it, or that accepted it.
     pub run: String,
+    /// The key under which it was made, where somebody said that it stands for this one too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accepted_from: Option<Digest>,
     /// Seconds that the program took.
     pub duration_s: f64,
     /// For by-row stages.
@@ -83,7 +86,7 @@ pub struct RunManifest {
     pub heartbeat_at: f64,
     /// Absent while it goes on, or when it was killed.
     pub ended_at: Option<f64>,
-    /// `running`, `done`, `failed` or `interrupted`.
+    /// `running`, `done`, `failed`, `interrupted`, or `accepted` where nothing was run.
     pub outcome: String,
     /// Parameters of the pipeline.
     pub params: BTreeMap<String, Value>,
@@ -100,11 +103,16 @@ pub struct StageEntry {
     /// For by-row stages: what row results are filed under.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Digest>,
-    /// `hit`, `done`, `failed`, `skipped`, `cancelled` or `waiting`.
+    /// `hit`, `done`, `accepted`, `failed`, `skipped`, `cancelled` or `waiting`.
     pub outcome: String,
-    /// Why it failed.
+    /// Why it failed, or what was set aside to accept it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+}
+
+/// Whether a stage that ended like this has a result under its key.
+pub fn has_result(outcome: &str) -> bool {
+    matches!(outcome, "hit" | "done" | "accepted")
 }
 
 /// The name of a row segment.
