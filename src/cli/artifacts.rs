@@ -45,6 +45,8 @@ pub struct TagOptions {
 pub struct Found {
     /// The record's key.
     pub key: Digest,
+    /// The key under which it was made, where it was accepted under this one.
+    pub accepted_from: Option<Digest>,
     /// By port.
     pub outputs: BTreeMap<String, Artifact>,
 }
@@ -124,13 +126,14 @@ fn not_made(pipeline: Option<&Pipeline>, stage: &str) -> CliError {
 async fn outputs_of(store: &Store, key: &Digest, output: Option<&str>, what: &str) -> Result<Found, CliError> {
     let gone = || CliError::environment(format!("the record of `{what}` is gone from {}", store.url()));
     let (_, record) = store.record(key).await?.ok_or_else(gone)?;
-    let Some(output) = output else { return Ok(Found { key: *key, outputs: record.outputs }) };
+    let accepted_from = record.accepted_from;
+    let Some(output) = output else { return Ok(Found { key: *key, accepted_from, outputs: record.outputs }) };
     let Some((port, artifact)) = record.outputs.get_key_value(output) else {
         let names: Vec<&str> = record.outputs.keys().map(String::as_str).collect();
         return Err(CliError::usage(format!("`{what}`: there is no output `{output}`"))
             .with_hint(format!("its outputs are {}", names.join(", "))));
     };
-    Ok(Found { key: *key, outputs: BTreeMap::from([(port.clone(), artifact.clone())]) })
+    Ok(Found { key: *key, accepted_from, outputs: BTreeMap::from([(port.clone(), artifact.clone())]) })
 }
 
 /// Copies artifacts to a folder.

@@ -31,9 +31,15 @@ pub async fn show(project: &Project, options: Options) -> Result<Exit, CliError>
     let mut values = serde_json::Map::new();
     let mut text = String::new();
     for (port, artifact) in &found.outputs {
-        let value = described(&store, artifact, options.rows).await?;
+        let mut value = described(&store, artifact, options.rows).await?;
         text.push_str(&in_words(port, artifact, &value, options.full));
+        if let Some(key) = found.accepted_from {
+            value["accepted_from"] = json!(key);
+        }
         values.insert(port.clone(), value);
+    }
+    if let Some(key) = found.accepted_from {
+        text.push_str(&format!("accepted from {}\n", key.short()));
     }
     if project.common.json {
         print_json(&values)

@@ -2,6 +2,7 @@
 
 mod accept;
 mod artifacts;
+mod diff;
 mod doctor;
 mod error;
 mod inspect;
@@ -93,6 +94,8 @@ enum Command {
     Status(runs::StatusOptions),
     /// List runs
     Runs(runs::RunsOptions),
+    /// Compare two runs: parameters, reasons, results
+    Diff(diff::Options),
     /// What a stage printed
     Log(runs::LogOptions),
     /// Look into what a stage made: schema, counts, first rows, files
@@ -150,6 +153,7 @@ fn dispatch(cli: Cli, builtins: &Builtins) -> Result<Exit, CliError> {
             Command::Accept(options) => accept::accept(&project, options).await,
             Command::Status(options) => runs::status(&project, options).await,
             Command::Runs(options) => runs::runs(&project, options).await,
+            Command::Diff(options) => diff::diff(&project, options).await,
             Command::Log(options) => runs::log(&project, options).await,
             Command::Show(options) => inspect::show(&project, options).await,
             Command::Export(options) => artifacts::export(&project, options).await,

@@ -193,7 +193,8 @@ pub async fn explain(project: &Project, options: ExplainOptions) -> Result<Exit,
         }
         if let Verdict::Hit { record, .. } = &plan.verdict {
             value["record"] = json!({
-                "run": record.run, "created_at": record.created_at, "duration_s": record.duration_s,
+                "run": record.run, "accepted_from": record.accepted_from, "created_at": record.created_at,
+                "duration_s": record.duration_s,
                 "rows": record.rows, "metrics": record.metrics, "outputs": record.outputs,
             });
         }
@@ -248,7 +249,15 @@ fn described(pipeline: &Pipeline, index: usize, plan: &StagePlan) -> String {
                 artifact.digest.short()
             ));
         }
-        text.push_str(&format!("  made by  run {} in {} s\n", record.run, record.duration_s));
+        text.push_str(&match record.accepted_from {
+            None => format!("  made by  run {} in {} s\n", record.run, record.duration_s),
+            Some(key) => format!(
+                "  accepted from {} by run {}; it was made in {} s\n",
+                key.short(),
+                record.run,
+                record.duration_s
+            ),
+        });
     }
     text
 }

@@ -38,7 +38,8 @@ pub struct LogOptions {
 /// Seconds without a sign of life after which a run counts as dead.
 const SILENT: f64 = 120.0;
 
-fn outcome(run: &RunManifest) -> String {
+/// How a run ended, or that it seems to be dead.
+pub fn outcome(run: &RunManifest) -> String {
     if run.ended_at.is_none() && crate::now() - run.heartbeat_at > SILENT {
         return "killed".into();
     }
@@ -47,20 +48,58 @@ fn outcome(run: &RunManifest) -> String {
 
 async fn run_named(store: &Store, name: Option<&str>) -> Result<RunManifest, CliError> {
     let ids = store.runs().await?;
-    let id = match name {
-        None => ids.first().cloned(),
-        Some(name) => ids.iter().find(|id| id.starts_with(name) || id.ends_with(name)).cloned(),
+    let Some(name) = name else {
+        let id = ids.first().ok_or_else(|| no_run(store))?;
+        return store.run(id).await?.ok_or_else(|| gone(id));
     };
-    let Some(id) = id else {
-        return Err(match name {
-            None => CliError::usage(format!("no run is recorded in {}", store.url()))
-                .with_hint("`cuda-agent run` makes one"),
-            Some(name) => {
-                CliError::usage(format!("there is no run `{name}`")).with_hint("`cuda-agent runs` lists them")
-            }
-        });
-    };
-    store.run(&id).await?.ok_or_else(|| CliError::environment(format!("the manifest of run {id} is gone")))
+    // Runs of one day begin alike, so the end of an id will do as well.
+    let matching: Vec<&String> = ids.iter().filter(|id| id.starts_with(name) || id.ends_with(name)).collect();
+    match matching.as_slice() {
+        [id] => store.run(id).await?.ok_or_else(|| gone(id)),
+        [] => Err(CliError::usage(format!("there is no run `{name}`")).with_hint("`cuda-agent runs` lists them")),
+        several => {
+            let shown: Vec<&str> = several.iter().take(3).map(|id| id.as_str()).collect();
+            let more = if several.len() > shown.len() { ", …" } else { "" };
+            Err(CliError::usage(format!("`{name}` begins or ends {} runs", several.len()))
+                .with_hint(format!("give more of one: {}{more}", shown.join(", "))))
+        }
+    }
+}
+
+fn no_run(store: &Store) -> CliError {
+    CliError::usage(format!("no run is recorded in {}", store.url())).with_hint("`cuda-agent run` makes one")
+}
+
+fn gone(run: &str) -> CliError {
+    CliError::environment(format!("the manifest of run {run} is gone"))
+}
+
+/// A run by its id, by as much of its beginning or end as no other has, or as `last`, `last~1`… of a pipeline (of all,
+/// where none is known).
+pub async fn run_by_word(store: &Store, pipeline: Option<&str>, word: &str) -> Result<RunManifest, CliError> {
+    let Some(back) = steps_back(word) else { return run_named(store, Some(word)).await };
+    let mut found = 0;
+    for id in store.runs().await? {
+        let Ok(Some(run)) = store.run(&id).await else { continue };
+        if pipeline.is_some_and(|pipeline| pipeline != run.pipeline) {
+            continue;
+        }
+        if found == back {
+            return Ok(run);
+        }
+        found += 1;
+    }
+    let of = pipeline.map(|pipeline| format!(" of pipeline `{pipeline}`")).unwrap_or_default();
+    Err(CliError::usage(format!("there is no run `{word}`{of}: {found} are recorded in {}", store.url()))
+        .with_hint("`cuda-agent runs` lists them"))
+}
+
+/// `last` is 0, `last~2` is 2.
+fn steps_back(word: &str) -> Option<usize> {
+    match word.strip_prefix("last")? {
+        "" => Some(0),
+        back => back.strip_prefix('~')?.parse().ok(),
+    }
 }
 
 /// How a run stands.
@@ -92,8 +131,10 @@ pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliEr
         let count = |word: &str| run.stages.values().filter(|entry| entry.outcome == word).count();
         let took = run.ended_at.map_or(crate::now(), |end| end) - run.started_at;
         let took = crate::execute::seconds(std::time::Duration::from_secs_f64(took.max(0.0)));
+        let accepted = Some(count("accepted")).filter(|accepted| *accepted > 0);
+        let accepted = accepted.map(|accepted| format!(", {accepted} accepted")).unwrap_or_default();
         lines.push_str(&format!(
-            "{id}  {:<16}  {:<11}  {took:>8}  {} executed, {} up to date, {} failed\n",
+            "{id}  {:<16}  {:<11}  {took:>8}  {} executed, {} up to date, {} failed{accepted}\n",
             run.pipeline,
             outcome(&run),
             count("done"),
@@ -103,6 +144,7 @@ pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliEr
         values.push(json!({
             "run": id, "pipeline": run.pipeline, "outcome": outcome(&run), "started_at": run.started_at,
             "ended_at": run.ended_at, "executed": count("done"), "hits": count("hit"), "failed": count("failed"),
+            "accepted": count("accepted"),
         }));
     }
     if project.common.json {
