@@ -51,7 +51,7 @@ pub async fn accept(project: &Project, options: Options) -> Result<Exit, CliErro
     let graph = Graph::new(&pipeline);
     let selected = graph.ancestors(wanted.iter().copied());
     // What is not there cannot be accepted, so nothing is made for it.
-    let (store, host) = (project.existing_store()?, project.host());
+    let (store, host) = (project.shared_store().await?, project.host());
     let refresh = BTreeSet::new();
     let planner = Planner::new(&pipeline, &project.catalog, &store, &host, &project.folders, &refresh);
     if let Some(error) = CliError::all(planner.problems(&selected)) {
@@ -144,7 +144,7 @@ impl Review<'_> {
     async fn look(&mut self, index: usize) -> Result<(), CliError> {
         let plan = self.planner.stage(index, |producer| self.standing[producer].outputs()).await?;
         let standing = match plan {
-            StagePlan { resolved: Some(resolved), verdict: Verdict::Hit { record } } => {
+            StagePlan { resolved: Some(resolved), verdict: Verdict::Hit { record, .. } } => {
                 self.refuse_what_is_up_to_date(index)?;
                 Ok(Standing::Hit { key: resolved.key, outputs: record.outputs })
             }
@@ -367,7 +367,7 @@ async fn file_under_new_keys(
             Standing::Accepted(acceptance) => (Some(acceptance.earlier.key), "waiting"),
             Standing::Open => (None, "waiting"),
         };
-        enter(&mut manifest, &pipeline.stages[*index], key, outcome, None);
+        enter(&mut manifest, &pipeline.stages[*index], key, None, outcome, None);
     }
     store.put_run(&manifest).await?;
     let mut outcome = Ok(());
@@ -378,7 +378,7 @@ async fn file_under_new_keys(
             break;
         }
         let set_aside = Some(because(&acceptance.reasons));
-        enter(&mut manifest, stage, Some(acceptance.resolved.key), "accepted", set_aside);
+        enter(&mut manifest, stage, Some(acceptance.resolved.key), acceptance.resolved.base, "accepted", set_aside);
         manifest.heartbeat_at = crate::now();
         store.put_run(&manifest).await?;
     }
@@ -389,8 +389,16 @@ async fn file_under_new_keys(
     outcome.map(|()| manifest.run)
 }
 
-fn enter(manifest: &mut RunManifest, stage: &Stage, key: Option<Digest>, outcome: &str, message: Option<String>) {
-    manifest.stages.insert(stage.name.clone(), StageEntry { key, outcome: outcome.into(), message });
+fn enter(
+    manifest: &mut RunManifest,
+    stage: &Stage,
+    key: Option<Digest>,
+    base: Option<Digest>,
+    outcome: &str,
+    message: Option<String>,
+) {
+    let entry = StageEntry { key, base, outcome: outcome.into(), message };
+    manifest.stages.insert(stage.name.clone(), entry);
 }
 
 /// Row results first, then the record: whoever sees that finds its rows.
@@ -405,6 +413,7 @@ async fn commit(store: &Store, run: &str, stage: &Stage, acceptance: &Acceptance
         kind: earlier.kind.clone(),
         nonce: crate::nonce(),
         preimage: acceptance.resolved.preimage.clone(),
+        base: acceptance.resolved.base,
         outputs: acceptance.outputs.clone(),
         created_at: crate::now(),
         run: run.to_owned(),

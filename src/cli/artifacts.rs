@@ -51,7 +51,8 @@ pub struct Found {
     pub outputs: BTreeMap<String, Artifact>,
 }
 
-fn split_tag(text: &str) -> Option<(&str, &str)> {
+/// `NAME@TAG`, where a text is one.
+pub fn split_tag(text: &str) -> Option<(&str, &str)> {
     let plain = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
     text.split_once('@').filter(|(name, tag)| plain(name) && plain(tag))
 }
@@ -190,13 +191,22 @@ pub async fn tag(project: &Project, options: TagOptions) -> Result<Exit, CliErro
         return Err(CliError::usage(format!("`{}` is not NAME@TAG", options.name))
             .with_hint("letters, digits, `_`, `-` and `.` on both sides: `ops@v1`"));
     };
-    let store = project.store()?;
+    let store = project.shared_store().await?;
     let found = find(project, &store, &options.what).await?;
     let Some((output, artifact)) = found.outputs.iter().next().filter(|_| found.outputs.len() == 1) else {
         let names: Vec<&str> = found.outputs.keys().map(String::as_str).collect();
         return Err(CliError::usage(format!("`{}` has several outputs", options.what))
             .with_hint(format!("name one of {}", names.join(", "))));
     };
+    // A name that others can see must not name what they cannot get.
+    if let Some((generation, record)) = store.record(&found.key).await?
+        && !store.is_shared(&found.key, generation)
+    {
+        store.commit(record, generation - 1).await?;
+        if let Some((_, why)) = store.far().and_then(|far| far.unshared().into_iter().next()) {
+            return Err(CliError::environment(why));
+        }
+    }
     store.put_tag(name, tag, &Tag { key: found.key, output: output.clone() }).await?;
     if project.common.json {
         print_json(&json!({ "tag": options.name, "key": found.key, "output": output, "digest": artifact.digest }));

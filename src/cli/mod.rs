@@ -12,6 +12,7 @@ mod progress;
 mod project;
 mod run;
 mod runs;
+mod share;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -49,12 +50,18 @@ pub struct Common {
     /// The pipeline file [default: `pipeline:` of cuda-agent.yaml, else the last one that ran here]
     #[arg(long, global = true, value_name = "FILE")]
     pipeline: Option<PathBuf>,
-    /// Where artifacts live: a folder, file://… or memory:// [default: `store:` of cuda-agent.yaml, else .cuda-agent]
+    /// Where artifacts live: a folder, or s3://, gs://, az:// [default: `store:` of cuda-agent.yaml, else .cuda-agent]
     #[arg(long, global = true, value_name = "URL")]
     store: Option<String>,
     /// Set a parameter of the pipeline, or `stage.parameter`
     #[arg(short, long = "param", global = true, value_name = "NAME=VALUE")]
     params: Vec<String>,
+    /// Do not ask the shared store: work with what is on this machine
+    #[arg(long, global = true)]
+    offline: bool,
+    /// Read from the shared store, but keep results on this machine
+    #[arg(long, global = true, conflicts_with = "offline")]
+    read_only: bool,
     /// Machine-readable output
     #[arg(long, global = true)]
     json: bool,
@@ -102,6 +109,10 @@ enum Command {
     Show(inspect::Options),
     /// Copy what a stage made, or a tagged artifact, to a folder
     Export(artifacts::ExportOptions),
+    /// Share results of this machine that are not in the shared store yet
+    Push(share::PushOptions),
+    /// Copy results from the shared store, so that `run --offline` finds them
+    Pull(share::PullOptions),
     /// Give an output a name: `tag dataset.samples ops@v1`
     Tag(artifacts::TagOptions),
     /// List stage kinds, or describe one
@@ -157,6 +168,8 @@ fn dispatch(cli: Cli, builtins: &Builtins) -> Result<Exit, CliError> {
             Command::Log(options) => runs::log(&project, options).await,
             Command::Show(options) => inspect::show(&project, options).await,
             Command::Export(options) => artifacts::export(&project, options).await,
+            Command::Push(options) => share::push(&project, options).await,
+            Command::Pull(options) => share::pull(&project, options).await,
             Command::Tag(options) => artifacts::tag(&project, options).await,
             Command::Stages(options) => kinds::stages(&project, options),
             Command::Schema => kinds::schema(&project),

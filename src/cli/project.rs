@@ -3,13 +3,18 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Builtins, CliError, Common};
 use crate::Folders;
 use crate::catalog::Catalog;
+use crate::digest::Digest;
 use crate::host::{self, Host};
 use crate::spec::{self, Pipeline, SecretSource};
-use crate::store::Store;
+use crate::store::remote::{self, RemoteOptions};
+use crate::store::share::Probe;
+use crate::store::tier::Tier;
+use crate::store::{Store, StoreError};
 
 /// The name of a project file.
 const PROJECT_FILE: &str = "cuda-agent.yaml";
@@ -57,9 +62,61 @@ impl Project {
     /// The store. Opening a folder makes it, so commands that only look call [`Project::existing_store`].
     pub fn store(&self) -> Result<Store, CliError> {
         Ok(match self.store_url() {
+            Some(url) if remote::is_remote(url) => self.two_tiers(url)?,
             Some(url) => Store::open(url)?,
             None => Store::open_folder(&self.root)?,
         })
+    }
+
+    /// A shared store with this machine's folder in front of it.
+    fn two_tiers(&self, url: &str) -> Result<Store, CliError> {
+        let options = RemoteOptions {
+            endpoint: self.settings.endpoint.clone(),
+            region: self.settings.region.clone(),
+            single_writer: self.settings.single_writer,
+        };
+        let near = Tier::folder_at(&self.root)?;
+        let opened = remote::open(url, &options).map_err(|error| {
+            let told = CliError::environment(error.message);
+            error.hint.into_iter().fold(told, CliError::with_hint)
+        })?;
+        if self.common.offline {
+            return Ok(Store::offline(near, &opened.url));
+        }
+        let far = Tier::over(opened.backend, &opened.url);
+        let far = if options.single_writer { far.for_single_writer() } else { far };
+        Ok(match self.common.read_only || self.settings.read_only {
+            true => Store::read_only(near, far, &self.folders.cache),
+            false => Store::tiered(near, far, &self.folders.cache),
+        })
+    }
+
+    /// The store, for commands that write. A shared one is asked at its first use whether it keeps what is there: two writers
+    /// could both believe they won where it does not.
+    pub async fn shared_store(&self) -> Result<Store, CliError> {
+        const TRUSTED: Duration = Duration::from_secs(7 * 24 * 3600);
+        let store = self.store()?;
+        let Some(far) = store.far().filter(|far| !far.is_read_only()) else { return Ok(store) };
+        let name = Digest::of_bytes(store.url().as_bytes()).to_string();
+        let mark = self.folders.cache.join(format!("probed-{}", &name[..8]));
+        let probed = std::fs::metadata(&mark).and_then(|metadata| metadata.modified());
+        if self.settings.single_writer || probed.is_ok_and(|time| time.elapsed().is_ok_and(|age| age < TRUSTED)) {
+            return Ok(store);
+        }
+        match store.probe().await {
+            Ok(Probe::Keeps) => {
+                let _ = std::fs::create_dir_all(&self.folders.cache);
+                let _ = std::fs::write(&mark, "");
+                Ok(store)
+            }
+            Ok(Probe::Overwrites) => Err(overwrites(far.tier.url())),
+            Err(error) => Err(not_writable(error)),
+        }
+    }
+
+    /// Makes room on this machine: what is in the shared store too need not all be kept here.
+    pub async fn evict(&self, _store: &Store) -> Result<(), CliError> {
+        Ok(())
     }
 
     /// The store, for commands that only look: nothing is made. One that somebody named must be there; the default one
@@ -67,6 +124,7 @@ impl Project {
     pub fn existing_store(&self) -> Result<Store, CliError> {
         if let Some(url) = self.store_url() {
             return match store_folder(url) {
+                None if remote::is_remote(url) => self.two_tiers(url),
                 Some(folder) if !folder.exists() => Err(CliError::environment(format!("there is no store at {url}"))
                     .with_hint("check the address; `cuda-agent run` makes a store where there is none")),
                 _ => Ok(Store::open(url)?),
@@ -177,6 +235,27 @@ impl Project {
         }
         Ok(values)
     }
+}
+
+/// Why a server that ignores conditions is refused.
+pub fn overwrites(url: &str) -> CliError {
+    CliError::environment(format!(
+        "{url}: this server overwrites an object that should only be created where there is none (it ignores \
+         If-None-Match), so two people who share it could undo each other's results"
+    ))
+    .with_hint(
+        "use a server that keeps it (AWS S3, MinIO, Ceph, SeaweedFS, R2 do); or, if only one run at a time ever writes there, \
+         set `single_writer: true` in cuda-agent.yaml",
+    )
+}
+
+/// Why a store that can only be read is not written to.
+fn not_writable(error: StoreError) -> CliError {
+    let hint = error.hint.clone().unwrap_or_default();
+    let hint = format!(
+        "{hint}; to read from it and keep results on this machine, use --read-only, or --offline for no store at all"
+    );
+    CliError::from(error).with_hint(hint.trim_start_matches("; ").to_owned())
 }
 
 /// The folder that the URL of a store names, where it names one.

@@ -60,7 +60,7 @@ pub async fn run(project: &Project, options: Options) -> Result<Exit, CliError> 
     let selected = graph.select(&pipeline, &patterns)?;
     let refresh = named_stages(&pipeline, &options.refresh)?;
     let secrets = project.secrets(&pipeline)?;
-    let (store, host) = (project.store()?, project.host());
+    let (store, host) = (project.shared_store().await?, project.host());
     project.remember(&file);
     let engine = Engine {
         order: graph.order().to_vec(),
@@ -90,8 +90,16 @@ pub async fn run(project: &Project, options: Options) -> Result<Exit, CliError> 
         engine.run(&mut subscribers, interrupts).await?
     };
     drop(printer);
+    if recorder.out.take().is_some() {
+        store.share_log(&report.run, "events.jsonl").await?;
+    }
+    project.evict(&store).await?;
     if !project.common.json {
         say_what_is_there(&engine.pipeline, &graph, &store, &report);
+    }
+    if let Some((_, why)) = store.far().and_then(|far| far.unshared().into_iter().next()) {
+        return Err(CliError::environment(format!("{} results are on this machine only: {why}", report.unshared))
+            .with_hint("the next run shares them, and so does `cuda-agent push`"));
     }
     Ok(match report.outcome {
         RunOutcome::Done => Exit::Done,

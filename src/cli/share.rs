@@ -57,7 +57,8 @@ pub async fn push(project: &Project, options: PushOptions) -> Result<Exit, CliEr
     for run in &runs {
         store.put_run(run).await?;
     }
-    let pushing = keys.into_iter().map(|key| async { push_one(&store, &nearby, key).await });
+    let (from, to) = (&nearby, &store);
+    let pushing = keys.into_iter().map(|key| async move { push_one(to, from, key).await });
     let ends: Vec<Pushed> = futures::stream::iter(pushing).buffer_unordered(RESULTS).try_collect().await?;
     far.write_known();
     let count = |end: Pushed| ends.iter().filter(|other| **other == end).count();
@@ -82,7 +83,9 @@ pub async fn push(project: &Project, options: PushOptions) -> Result<Exit, CliEr
         print(&format!("{text}\n"));
     }
     match troubles.into_iter().next() {
-        Some(trouble) => Err(CliError::environment(trouble).with_hint("run `cuda-agent push` again: it goes on where it stopped")),
+        Some(trouble) => {
+            Err(CliError::environment(trouble).with_hint("run `cuda-agent push` again: it goes on where it stopped"))
+        }
         None => Ok(Exit::Done),
     }
 }
@@ -129,7 +132,9 @@ async fn of_runs(
         }
     }
     if runs.is_empty() {
-        return Err(CliError::usage("no run on this machine has made anything to push").with_hint("`cuda-agent run` first"));
+        return Err(
+            CliError::usage("no run on this machine has made anything to push").with_hint("`cuda-agent run` first")
+        );
     }
     Ok((keys, runs))
 }
@@ -197,12 +202,16 @@ async fn planned(project: &Project, stages: &[&String]) -> Result<Vec<(String, O
     let plans = plans(project, &pipeline, &graph, &selected, &BTreeSet::new()).await?;
     let found = plans.into_iter().enumerate().filter_map(|(index, plan)| {
         let name = &pipeline.stages[index].name;
-        let asked = stages.is_empty() || stages.iter().any(|stage| *stage == name || **stage == pipeline.stages[index].base);
+        let asked =
+            stages.is_empty() || stages.iter().any(|stage| *stage == name || **stage == pipeline.stages[index].base);
         let plan = plan.filter(|_| asked)?;
-        Some((name.clone(), match plan {
-            StagePlan { verdict: Verdict::Hit { record, .. }, .. } => Some(*record),
-            _ => None,
-        }))
+        Some((
+            name.clone(),
+            match plan {
+                StagePlan { verdict: Verdict::Hit { record, .. }, .. } => Some(*record),
+                _ => None,
+            },
+        ))
     });
     Ok(found.collect())
 }

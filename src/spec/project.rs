@@ -14,6 +14,14 @@ use super::shape;
 pub struct Project {
     /// URL of the shared store.
     pub store: Option<String>,
+    /// The server of the store, where it is not the cloud's own.
+    pub endpoint: Option<String>,
+    /// The region of the store.
+    pub region: Option<String>,
+    /// Only one run at a time ever writes to the store, so a server without create-if-absent will do.
+    pub single_writer: bool,
+    /// Nothing is written to the store.
+    pub read_only: bool,
     /// The pipeline that commands use where none is named.
     pub pipeline: Option<PathBuf>,
     /// Folders with stage kinds of the project.

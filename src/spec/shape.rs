@@ -196,6 +196,10 @@ pub(crate) static PROJECT: Record = Record {
     what: "a project",
     fields: &[
         field("store", Shape::Text, "The URL of the shared store."),
+        field("endpoint", Shape::Text, "The server of the store, where it is not the cloud's own."),
+        field("region", Shape::Text, "The region of the store."),
+        field("single_writer", Shape::Boolean, "Only one run at a time ever writes to the store."),
+        field("read_only", Shape::Boolean, "Nothing is written to the store."),
         field("pipeline", Shape::Text, "The pipeline that commands use by default."),
         field("stages", WORDS, "Folders with stage kinds of the project."),
         field("python", Shape::Text, "The Python interpreter that stages run with."),

@@ -17,6 +17,7 @@ pub struct Far {
     pub tier: Tier,
     state: Mutex<State>,
     seen_gc: std::path::PathBuf,
+    read_only: bool,
 }
 
 struct State {
@@ -31,6 +32,8 @@ struct State {
     troubles: Vec<String>,
     /// Objects and bytes that went up.
     sent: (u64, u64),
+    /// Objects and bytes that came down.
+    received: (u64, u64),
 }
 
 /// What the last run of a pipeline that ended well found or made: where to look first, and never more than that.
@@ -44,7 +47,7 @@ pub struct Hint {
 
 impl Far {
     /// A far tier; what is known of it is kept in `cache`.
-    pub fn new(tier: Tier, cache: &Path) -> Self {
+    pub fn new(tier: Tier, cache: &Path, read_only: bool) -> Self {
         let name = &Digest::of_bytes(tier.url().as_bytes()).to_string()[..8];
         let state = State {
             known: Known::load(&cache.join(format!("known-{name}"))),
@@ -53,12 +56,18 @@ impl Far {
             unshared: BTreeMap::new(),
             troubles: Vec::new(),
             sent: (0, 0),
+            received: (0, 0),
         };
-        Self { tier, state: Mutex::new(state), seen_gc: cache.join(format!("known-{name}.gc")) }
+        Self { tier, state: Mutex::new(state), seen_gc: cache.join(format!("known-{name}.gc")), read_only }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic happens under this lock")
+    }
+
+    /// Whether it is only read: results stay on this machine, and that is as it should be.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
     }
 
     /// Two listings tell what has changed behind what is known: results that were replaced, and deletions by gc.
@@ -170,6 +179,17 @@ impl Far {
     /// How many objects and bytes went up.
     pub fn sent(&self) -> (u64, u64) {
         self.state().sent
+    }
+
+    /// Counts an object that came down.
+    pub fn count_down(&self, bytes: u64) {
+        let mut state = self.state();
+        state.received = (state.received.0 + 1, state.received.1 + bytes);
+    }
+
+    /// How many objects and bytes came down.
+    pub fn received(&self) -> (u64, u64) {
+        self.state().received
     }
 
     /// What users have not been told yet.

@@ -113,6 +113,9 @@ impl Store {
     /// Asks for a lease.
     pub async fn lease(&self, name: &str, holder: &Holder, observer: &Observer) -> Result<Asked, StoreError> {
         let body = serde_json::to_vec(holder).expect("holders are plain data");
+        if self.far().is_some_and(|far| far.is_read_only()) {
+            return Err(self.truth().error("lease", name, "the store is only read"));
+        }
         let mut number = 1;
         loop {
             if self.truth().create(&object(name, number), body.clone()).await? {

@@ -67,24 +67,11 @@ impl StoreError {
 
     /// What the object-store layer said.
     pub fn of(url: &str, action: &'static str, name: &str, error: &object_store::Error) -> Self {
-        use object_store::Error;
-        let is_remote = !url.starts_with("file://");
-        let mut told = Self::new(url, action, name, error.to_string());
-        let hint = match error {
-            Error::PermissionDenied { .. } => {
-                "check that these credentials may do that, and that the bucket is the right one"
-            }
-            Error::Unauthenticated { .. } => {
-                "check the credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-            }
-            Error::NotFound { .. } if is_remote => "check the bucket's name; buckets are not made here",
-            Error::Generic { .. } if is_remote => {
-                "check the endpoint and the network; `--offline` works with what is on this machine"
-            }
-            _ => return told,
-        };
-        told.hint.get_or_insert_with(|| hint.into());
-        told
+        if !remote::is_remote(url) {
+            return Self::new(url, action, name, error.to_string());
+        }
+        let told = remote::explain(error);
+        Self { hint: told.hint, ..Self::new(url, action, name, told.message) }
     }
 }
 
@@ -147,13 +134,16 @@ impl Store {
 
     /// A near folder in front of a far store; what is known of the latter is kept in `cache`.
     pub fn tiered(near: Tier, far: Tier, cache: &FilePath) -> Self {
-        Self {
-            near,
-            url: far.url().to_owned(),
-            far: Some(Arc::new(Far::new(far, cache))),
-            offline: false,
-            quick: false,
-        }
+        Self::over_far(near, Far::new(far, cache, false))
+    }
+
+    /// The same, but nothing is written to the far store.
+    pub fn read_only(near: Tier, far: Tier, cache: &FilePath) -> Self {
+        Self::over_far(near, Far::new(far, cache, true))
+    }
+
+    fn over_far(near: Tier, far: Far) -> Self {
+        Self { near, url: far.tier.url().to_owned(), far: Some(Arc::new(far)), offline: false, quick: false }
     }
 
     /// The near tier of a store whose far one, of this URL, is not to be asked.
@@ -274,6 +264,7 @@ impl Store {
             };
             if is_good(&bytes) {
                 far.add_known(name);
+                far.count_down(bytes.len() as u64);
                 return Ok(Some(bytes));
             }
         }
@@ -284,6 +275,7 @@ impl Store {
     async fn condemn(&self, far: &Far, name: &str) {
         far.forget(name);
         let removed = match far.tier.delete(name).await {
+            _ if far.is_read_only() => "it stays, since nothing is written there".to_owned(),
             Ok(()) => "it was removed".to_owned(),
             Err(error) => format!("it could not be removed: {error}"),
         };
@@ -328,6 +320,7 @@ impl Store {
             if let Ok(Some(found)) = &found
                 && found == digest
             {
+                far.count_down(std::fs::metadata(&partial).map_or(0, |metadata| metadata.len()));
                 std::fs::rename(&partial, &path).map_err(fail)?;
                 far.add_known(&name);
                 return Ok(true);
@@ -444,7 +437,12 @@ impl Store {
 
     /// Whether a record that was found need not be shared: it is known to be, or there is nobody to share it with.
     pub fn is_shared(&self, key: &Digest, generation: u32) -> bool {
-        self.far.is_none() || self.is_trusted(key, generation)
+        self.writable().is_none() || self.is_trusted(key, generation)
+    }
+
+    /// The far tier, where results go there.
+    fn writable(&self) -> Option<&Arc<Far>> {
+        self.far.as_ref().filter(|far| !far.is_read_only())
     }
 
     /// Whether a record is known to be far, with all its blobs.
@@ -455,7 +453,7 @@ impl Store {
     /// Publishes a record as the generation after `after`. Whoever loses the race gets the winner's record. Where the far
     /// tier cannot be written, the record stays near, and [`Far::unshared`] has it.
     pub async fn commit(&self, record: Record, after: u32) -> Result<Commit, StoreError> {
-        let Some(far) = &self.far else { return commit_in(&self.near, None, record, after).await };
+        let Some(far) = self.writable() else { return commit_in(&self.near, None, record, after).await };
         match self.share(record.clone(), after + 1).await {
             Ok(commit) => {
                 far.set_shared(&record.key);
@@ -508,7 +506,7 @@ impl Store {
         let segment = SegmentName { epoch, digest: Digest::of_bytes(&bytes) };
         let name = segment_name(base, &segment);
         self.near.create(&name, bytes.clone()).await?;
-        if let Some(far) = &self.far {
+        if let Some(far) = self.writable() {
             match far.tier.overwrite(&name, bytes).await {
                 Ok(()) => far.add_known(&name),
                 Err(error) => far.trouble(format!("finished rows stay on this machine for now: {error}")),
@@ -528,7 +526,7 @@ impl Store {
 
     /// Writes far what is near already; where that fails, users are told, and nothing else.
     async fn also_far(&self, name: &str, bytes: Bytes) {
-        if let Some(far) = &self.far
+        if let Some(far) = self.writable()
             && let Err(error) = far.tier.overwrite(name, bytes).await
         {
             far.trouble(error.to_string());

@@ -97,7 +97,7 @@ impl Store {
 
     /// Uploads the row segments of a base key that are near only.
     pub async fn share_segments(&self, base: &Digest) -> Result<(), StoreError> {
-        let Some(far) = &self.far else { return Ok(()) };
+        let Some(far) = self.writable() else { return Ok(()) };
         let folder = format!("{LAYOUT}/rows/{base}");
         let near = self.near.list(&folder).await?;
         if near.iter().all(|meta| far.knows(&format!("{folder}/{}", meta.name))) {
@@ -162,7 +162,7 @@ impl Store {
 
     /// Leaves a hint for the next run.
     pub async fn put_hint(&self, pipeline: &str, params: &Digest, hint: &Hint) -> Result<(), StoreError> {
-        let Some(far) = &self.far else { return Ok(()) };
+        let Some(far) = self.writable() else { return Ok(()) };
         let bytes = serde_json::to_vec(hint).expect("hints are plain data");
         far.tier.overwrite(&hint_name(pipeline, params), bytes).await
     }
