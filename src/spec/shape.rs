@@ -195,11 +195,16 @@ pub(crate) static INCLUDED: Record = Record {
 pub(crate) static PROJECT: Record = Record {
     what: "a project",
     fields: &[
-        field("store", Shape::Text, "The URL of the shared store."),
-        field("endpoint", Shape::Text, "The server of the store, where it is not the cloud's own."),
-        field("region", Shape::Text, "The region of the store."),
-        field("single_writer", Shape::Boolean, "Only one run at a time ever writes to the store."),
-        field("read_only", Shape::Boolean, "Nothing is written to the store."),
+        field(
+            "store",
+            Shape::Text,
+            "The URL of the store: file:///folder, s3://bucket/folder, gs://bucket/folder, az://container/folder or memory://.",
+        ),
+        field("endpoint", Shape::Text, "The server of a remote store, where it isn't the cloud's own."),
+        field("region", Shape::Text, "The region of a remote store."),
+        field("single_writer", Shape::Boolean, "Allows a remote store that can't keep two writers apart."),
+        field("read_only", Shape::Boolean, "Writes nothing to a remote store."),
+        field("local_max", Shape::Size, "How much of a remote store is kept here, such as 100GB."),
         field("pipeline", Shape::Text, "The pipeline that commands use by default."),
         field("stages", WORDS, "Folders with stage kinds of the project."),
         field("python", Shape::Text, "The Python interpreter that stages run with."),

@@ -100,9 +100,16 @@ fn projects_are_read() {
     };
     let good = project("good").unwrap();
     assert_eq!(good.store.as_deref(), Some("s3://bucket/folder"));
+    assert_eq!(good.endpoint.as_deref(), Some("https://minio.example:9000"));
+    assert_eq!(good.region.as_deref(), Some("eu-central-1"));
+    assert!(good.single_writer);
+    assert_eq!(good.local_max, Some(100_000_000_000));
     assert_eq!(good.stages, [PathBuf::from("stages")]);
+    assert_eq!(project("local").unwrap().local_max, Some(1 << 30));
     assert_eq!(parse_project("", Path::new("cuda-agent.yaml")).unwrap(), Project::default());
-    check("project_wrong", &project("wrong").unwrap_err().render(false));
+    for name in ["wrong", "wrong_remote", "wrong_store"] {
+        check(&format!("project_{name}"), &project(name).unwrap_err().render(false));
+    }
 }
 
 #[test]

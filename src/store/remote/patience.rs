@@ -6,7 +6,7 @@
 
 use std::error::Error;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
@@ -62,11 +62,15 @@ impl Default for Connector {
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        // The read timeout of reqwest runs from a request's start until the answer begins, uploading included.
-        let patient = options.clone().with_read_timeout_disabled();
-        let connector = ReqwestConnector::default();
-        let (client, uploads) = (connector.connect(options)?, connector.connect(&patient)?);
-        Ok(HttpClient::new(Watched { client, uploads, stranger: self.stranger, server: Mutex::default() }))
+        let client = ReqwestConnector::default().connect(options)?;
+        Ok(HttpClient::new(Watched {
+            client,
+            // The read timeout of reqwest runs from a request's start until the answer begins, uploading included.
+            upload_options: options.clone().with_read_timeout_disabled(),
+            uploads: OnceLock::new(),
+            stranger: self.stranger,
+            server: Mutex::default(),
+        }))
     }
 }
 
@@ -74,7 +78,9 @@ impl HttpConnector for Connector {
 #[derive(Debug)]
 struct Watched {
     client: HttpClient,
-    uploads: HttpClient,
+    upload_options: ClientOptions,
+    /// Made when it is needed: a client takes milliseconds to make, and most commands upload nothing.
+    uploads: OnceLock<HttpClient>,
     stranger: Duration,
     server: Mutex<Server>,
 }
@@ -152,8 +158,17 @@ impl Watched {
             return self.client.execute(request).await;
         }
         let allowed = STALL + Duration::from_secs(length as u64 / SLOWEST);
-        let answer = tokio::time::timeout(allowed, self.uploads.execute(request)).await;
+        let answer = tokio::time::timeout(allowed, self.uploads()?.execute(request)).await;
         answer.unwrap_or_else(|elapsed| Err(HttpError::new(HttpErrorKind::Timeout, elapsed)))
+    }
+
+    fn uploads(&self) -> Result<&HttpClient, HttpError> {
+        if self.uploads.get().is_none() {
+            let made = ReqwestConnector::default().connect(&self.upload_options);
+            // Where two made one at once, one of them is dropped.
+            let _ = self.uploads.set(made.map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?);
+        }
+        Ok(self.uploads.get().expect("it was just set"))
     }
 }
 

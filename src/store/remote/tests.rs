@@ -275,15 +275,15 @@ async fn a_server_answers() {
     let started = Instant::now();
     let opened = open(&url, &options).unwrap();
     eprintln!("opened {opened:?} in {:?}", started.elapsed());
-    let name = Path::from("v1/probe");
-    for _ in 0..2 {
+    for size in [5, 5, 8 << 20, 8 << 20] {
+        let (name, bytes) = (Path::from("v1/probe"), vec![7; size]);
         let started = Instant::now();
-        match opened.backend.put(&name, "hello".into()).await {
-            Ok(_) => eprintln!("put in {:?}", started.elapsed()),
-            Err(error) => panic!("{} after {:?}", explain(&error), started.elapsed()),
+        if let Err(error) = opened.backend.put(&name, bytes.clone().into()).await {
+            panic!("{} after {:?}", explain(&error), started.elapsed());
         }
+        eprintln!("{size} bytes put in {:?}", started.elapsed());
+        assert!(opened.backend.get(&name).await.unwrap().bytes().await.unwrap() == bytes);
     }
-    assert_eq!(opened.backend.get(&name).await.unwrap().bytes().await.unwrap(), "hello");
 }
 
 proptest! {
