@@ -9,6 +9,7 @@ mod kills;
 mod programs;
 mod s3;
 mod secrets;
+mod shared;
 mod stores;
 mod support;
 
