@@ -174,8 +174,13 @@ impl S3Server {
         Self { service, buckets: AtomicU64::new(0), kind: Kind::Rclone }
     }
 
-    pub fn endpoint(&self) -> String {
-        format!("http://127.0.0.1:{}", self.service.ports[0])
+    pub fn port(&self) -> u16 {
+        self.service.ports[0]
+    }
+
+    /// Where the server keeps its files.
+    pub fn folder(&self) -> &Path {
+        &self.service.folder
     }
 
     /// A new bucket.
@@ -188,7 +193,7 @@ impl S3Server {
             }
             Kind::Rclone => std::fs::create_dir(self.service.folder.join(&name)).unwrap(),
         }
-        Bucket::new(self.endpoint(), name)
+        Bucket::new(format!("http://127.0.0.1:{}", self.port()), name)
     }
 }
 
@@ -243,6 +248,11 @@ impl Bucket {
         ];
         let env = values.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
         Self { url: format!("s3://{name}"), env, endpoint, name }
+    }
+
+    /// The same bucket behind another address, as that of a proxy.
+    pub fn at(&self, endpoint: &str) -> Self {
+        Self::new(endpoint.to_owned(), self.name.clone())
     }
 
     /// Made of the variables, as the program under test does.
