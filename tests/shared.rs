@@ -254,3 +254,29 @@ fn two_runners_share_the_rows_of_a_stage() {
     // What one did in its last pass is not what it did in all, so the sum is at most all rows.
     assert!(counts.iter().map(|(executed, _)| executed).sum::<u64>() <= 200, "{counts:?}");
 }
+
+#[test]
+fn running_again_tells_what_can_be_reproduced_and_leaves_no_trace() {
+    let bucket = S3Server::seaweed().bucket();
+    let one = machine(&bucket);
+    one.write("p.yaml", &CHAIN.replace("wc -c < inputs/b/big", "date +%N"));
+    one.write("rows.yaml", &rows(200));
+    one.good(&["run", "p.yaml"]);
+    one.good(&["run", "rows.yaml"]);
+    let names = || (bucket.list(""), one.good(&["runs", "--json"]));
+    let before = names();
+    let good = one.good(&["verify", "--pipeline", "p.yaml", "a", "b"]);
+    assert_eq!(good, "a: same\nb: same\n");
+    let output = one.output(&["verify", "--pipeline", "p.yaml", "c"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "c: differs\n  out: files changed: (the file itself)\n");
+    let rows: Value =
+        serde_json::from_str(&one.good(&["verify", "--pipeline", "rows.yaml", "squares", "--json"])).unwrap();
+    assert_eq!(rows[0]["verdict"], "same");
+    let again = rows[0]["rows_again"].as_u64().unwrap();
+    assert!((1..100).contains(&again), "about a tenth of 200 rows: {again}");
+    assert_eq!(names(), before);
+    assert_eq!(one.executed(&["rows.yaml"]), [""; 0]);
+    let none = one.bad(2, &["verify", "--pipeline", "p.yaml", "d"]);
+    assert!(none.contains("there is no stage `d`"), "{none}");
+}

@@ -69,7 +69,7 @@ fn pipeline_name(project: &Project) -> Result<Option<String>, CliError> {
 
 /// Two things, the one of the first run and the one of the second.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Pair<T> {
+pub struct Pair<T> {
     a: T,
     b: T,
 }
@@ -124,9 +124,10 @@ struct Results {
     duration_s: Pair<f64>,
 }
 
+/// How one output differs.
 #[derive(Debug, Serialize)]
 #[serde(tag = "difference", rename_all = "snake_case")]
-enum OutputDifference {
+pub enum OutputDifference {
     SameResult,
     OnlyA,
     OnlyB,
@@ -147,7 +148,7 @@ enum OutputDifference {
 
 /// Names of columns or files.
 #[derive(Debug, Default, PartialEq, Serialize)]
-struct Names {
+pub struct Names {
     added: Vec<String>,
     removed: Vec<String>,
     changed: Vec<String>,
@@ -278,7 +279,8 @@ fn producer(identity: &InputIdentity, made: &[(String, &Artifact)]) -> Option<St
     }
 }
 
-async fn results(store: &Store, a: &Record, b: &Record) -> Result<Results, StoreError> {
+/// How the outputs of two records differ, by port.
+pub async fn outputs(store: &Store, a: &Record, b: &Record) -> Result<BTreeMap<String, OutputDifference>, StoreError> {
     let ports: BTreeSet<&String> = a.outputs.keys().chain(b.outputs.keys()).collect();
     let mut outputs = BTreeMap::new();
     for port in ports {
@@ -289,8 +291,12 @@ async fn results(store: &Store, a: &Record, b: &Record) -> Result<Results, Store
         };
         outputs.insert(port.clone(), found);
     }
+    Ok(outputs)
+}
+
+async fn results(store: &Store, a: &Record, b: &Record) -> Result<Results, StoreError> {
     Ok(Results {
-        outputs,
+        outputs: outputs(store, a, b).await?,
         rows: Some(Pair::new(a.rows, b.rows)).filter(|rows| rows.a != rows.b),
         metrics: changed(&a.metrics, &b.metrics),
         duration_s: Pair::new(a.duration_s, b.duration_s),
@@ -424,7 +430,20 @@ impl Results {
 }
 
 impl OutputDifference {
-    fn in_words(&self) -> Vec<String> {
+    /// Whether nothing differs but the values of columns that hold measurements.
+    pub fn only_measurements(&self) -> bool {
+        match self {
+            Self::SameResult => true,
+            Self::Table { rows, columns } => {
+                let whole = columns.added.is_empty() && columns.removed.is_empty();
+                rows.a == rows.b && whole && columns.changed == columns.measured
+            }
+            _ => false,
+        }
+    }
+
+    /// What differs, a line each.
+    pub fn in_words(&self) -> Vec<String> {
         match self {
             Self::SameResult => vec!["same result".into()],
             Self::OnlyA => vec!["only in a".into()],

@@ -10,6 +10,7 @@ mod kinds;
 mod plan;
 mod progress;
 mod project;
+mod reproduce;
 mod run;
 mod runs;
 mod share;
@@ -113,6 +114,8 @@ enum Command {
     Push(share::PushOptions),
     /// Copy results from the shared store, so that `run --offline` finds them
     Pull(share::PullOptions),
+    /// Run stages again, unseen by anybody, and compare with what the store has
+    Verify(reproduce::Options),
     /// Give an output a name: `tag dataset.samples ops@v1`
     Tag(artifacts::TagOptions),
     /// List stage kinds, or describe one
@@ -168,6 +171,7 @@ fn dispatch(cli: Cli, builtins: &Builtins) -> Result<Exit, CliError> {
             Command::Log(options) => runs::log(&project, options).await,
             Command::Show(options) => inspect::show(&project, options).await,
             Command::Export(options) => artifacts::export(&project, options).await,
+            Command::Verify(options) => reproduce::verify(&project, options).await,
             Command::Push(options) => share::push(&project, options).await,
             Command::Pull(options) => share::pull(&project, options).await,
             Command::Tag(options) => artifacts::tag(&project, options).await,

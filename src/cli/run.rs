@@ -74,6 +74,7 @@ pub async fn run(project: &Project, options: Options) -> Result<Exit, CliError> 
         refresh,
         secrets,
         jobs: options.jobs,
+        sample: None,
     };
     if let Some(error) = CliError::all(engine.planner().problems(&engine.selected)) {
         return Err(error);
@@ -109,13 +110,13 @@ pub async fn run(project: &Project, options: Options) -> Result<Exit, CliError> 
 }
 
 /// Programs are told absolute paths.
-fn absolute(project: &Project) -> Result<crate::Folders, CliError> {
+pub fn absolute(project: &Project) -> Result<crate::Folders, CliError> {
     let root = project.folders.work.parent().expect("the work folder lies in the local folder");
     crate::Folders::below(root).map_err(|error| CliError::environment(format!("{}: {error}", root.display())))
 }
 
 /// The first Ctrl-C or SIGTERM asks for an end, the second insists.
-fn interrupts() -> mpsc::UnboundedReceiver<()> {
+pub fn interrupts() -> mpsc::UnboundedReceiver<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let (sender, receiver) = mpsc::unbounded_channel();
     let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))

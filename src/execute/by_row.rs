@@ -65,7 +65,8 @@ pub async fn execute(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
     // A refresh does every row again, and its results win over those that are there.
     let refresh = job.is_refresh();
     let epoch = index.epoch() + u32::from(refresh);
-    let todo = missing(&rows.digests, |row| !refresh && index.find(row).is_some());
+    let again = |row: &Digest| refresh && job.context.sample.is_none_or(|sample| sample.has(row));
+    let todo = missing(&rows.digests, |row| !again(row) && index.find(row).is_some());
     let distinct = rows.digests.iter().collect::<HashSet<_>>().len() as u64;
     let mut counts =
         RowCounts { total: rows.digests.len() as u64, reused: distinct - todo.len() as u64, ..RowCounts::default() };

@@ -132,6 +132,8 @@ pub struct Context {
     pub holder: Holder,
     /// What is known of other runs' signs of life.
     pub observer: Observer,
+    /// Which rows a refresh does again; all where it does not say.
+    pub sample: Option<Sample>,
 }
 
 /// One attempt at one stage.
@@ -334,6 +336,26 @@ pub struct Engine<'a> {
     pub secrets: BTreeMap<String, String>,
     /// The most CPU cores to use.
     pub jobs: Option<u32>,
+    /// Of the rows of a refreshed by-row stage, do only some again.
+    pub sample: Option<Sample>,
+}
+
+/// Some of many things, chosen by their digests: the same ones for the same seed, wherever and whenever.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sample {
+    /// From 0 to 1.
+    pub share: f64,
+    /// Another seed chooses others.
+    pub seed: u64,
+}
+
+impl Sample {
+    /// Whether a thing is among them.
+    pub fn has(&self, digest: &Digest) -> bool {
+        let mixed = Digest::of_bytes(&[&self.seed.to_le_bytes()[..], &digest.0].concat());
+        let first = u64::from_le_bytes(*mixed.0.first_chunk().expect("digests have 32 bytes"));
+        (first as f64) < self.share * 2f64.powi(64)
+    }
 }
 
 /// What a run came to.
@@ -412,6 +434,7 @@ impl Engine<'_> {
             launcher: self.launcher.clone(),
             holder: Holder::this(&run_id),
             observer: Observer::default(),
+            sample: self.sample,
         });
         let planner = Arc::new(self.planner());
         let (messages, inbox) = mpsc::unbounded_channel();

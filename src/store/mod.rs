@@ -142,6 +142,21 @@ impl Store {
         Self::over_far(near, Far::new(far, cache, true))
     }
 
+    /// A view of a store that a run can write to without anybody seeing it: what is written stays in `folder`.
+    pub fn sketch(&self, folder: &FilePath) -> Result<Self, StoreError> {
+        let near = Tier::folder_at(folder)?;
+        Ok(Self::read_only(near, self.truth().clone(), &folder.join("cache")))
+    }
+
+    /// Lends a near copy of a blob to another store on the same disk, so that it need not be fetched again.
+    pub fn lend(&self, digest: &Digest, to: &Self) {
+        let name = blob_name(digest);
+        if let (Some(from), Some(to)) = (self.near.local(&name), to.near.local(&name)) {
+            let _ = to.parent().map(std::fs::create_dir_all);
+            let _ = std::fs::hard_link(from, to);
+        }
+    }
+
     fn over_far(near: Tier, far: Far) -> Self {
         Self { near, url: far.tier.url().to_owned(), far: Some(Arc::new(far)), offline: false, quick: false }
     }
@@ -415,7 +430,9 @@ impl Store {
         if (near.1.is_some() && is_shared) || far.is_absent(key) {
             return Ok(near);
         }
-        let there = newest_in(&far.tier, key, Some(replaced)).await?;
+        // A folder that is only read may have had replacements without any announcement.
+        let announced = far.tier.folder().is_none().then_some(replaced);
+        let there = newest_in(&far.tier, key, announced).await?;
         match &there {
             // What is here alone is shared later; where both have something, the far one counts.
             (0, _) => {

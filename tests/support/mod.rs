@@ -252,6 +252,7 @@ impl Lab {
             launcher: Arc::new(self.launcher.clone()),
             secrets: self.secrets.clone(),
             jobs: None,
+            sample: None,
         };
         let (_keep, interrupts) = tokio::sync::mpsc::unbounded_channel();
         self.events.clear();
