@@ -2,6 +2,7 @@
 
 pub mod proxy;
 pub mod s3;
+pub mod service;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
