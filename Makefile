@@ -18,6 +18,7 @@ digest = $(shell cat $(1) | sha256sum | cut -c1-16)
 UV := $(VENV)/.uv-$(call digest,requirements-bootstrap.txt)
 RUNTIME := $(VENV)/.runtime-$(call digest,requirements.txt)
 DEV := $(VENV)/.dev-$(call digest,requirements.txt requirements-dev.txt)
+AZURITE := 3.35.0
 
 # The first interpreter that the lock files were made and tested for. `make PYTHON=…` overrides it.
 PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.13; do \
@@ -32,7 +33,7 @@ install = $(VENV_PYTHON) -m uv pip install --quiet --python $(VENV_PYTHON) --req
 # Stray bytecode beside the stages' sources would make cargo look at them again.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help quickstart test test-rust test-python bench venv venv-dev build tools python-tools relock relock-python
+.PHONY: help quickstart test test-rust test-python bench venv venv-dev azurite build tools python-tools relock relock-python
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -44,7 +45,7 @@ quickstart: venv build ## Make a small dataset on the CPU: set up, build, run pi
 test: test-rust test-python ## Everything that is checked before a change lands
 	@echo "All checks passed."
 
-test-rust: venv-dev tools
+test-rust: venv-dev azurite tools
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 	cargo test --workspace --locked --quiet
@@ -79,6 +80,14 @@ $(DEV): $(RUNTIME)
 	@$(call install,requirements-dev.txt)
 	@rm -f $(VENV)/.dev-*
 	@touch $@
+
+azurite: ## The Azure server of some tests, in build/azurite; they are skipped where npm can't install it
+	@[ -e build/azurite/.$(AZURITE) ] || { \
+		echo "Installing Azurite into build/azurite" && \
+		npm install --prefix build/azurite --no-audit --no-fund --loglevel=error --fetch-retries=1 --ignore-scripts \
+			azurite@$(AZURITE) && \
+		touch build/azurite/.$(AZURITE); \
+	} || echo "Azurite is not installed: the tests on Azure's protocol are skipped."
 
 build: tools ## The release binary, target/release/cuda-agent
 	@cargo build --release --locked --quiet

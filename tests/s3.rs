@@ -10,6 +10,7 @@ use object_store::aws::AmazonS3Builder;
 use object_store::path::Path as Key;
 use object_store::{Error, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, RetryConfig};
 
+use crate::support::azure::Azurite;
 use crate::support::proxy::{Fault, Faults, Proxy};
 use crate::support::s3::{Bucket, S3Server};
 use crate::support::service::request;
@@ -34,6 +35,10 @@ fn behind_proxy() -> (Bucket, Proxy, Bucket) {
 #[test]
 fn seaweedfs_refuses_a_second_creation() {
     let bucket = S3Server::seaweed().bucket();
+    objects_come_and_go(&bucket);
+}
+
+fn objects_come_and_go(bucket: &Bucket) {
     assert!(bucket.create("a/b", "first"));
     assert!(!bucket.create("a/b", "second"));
     assert_eq!(bucket.get("a/b").unwrap(), "first");
@@ -71,18 +76,30 @@ fn a_server_ends_and_leaves_nothing() {
 #[tokio::test]
 async fn a_race_to_create_has_one_winner() {
     let bucket = S3Server::seaweed().bucket();
+    join_all((0..4).map(|number| race(&bucket, Key::from(format!("race-{number}"))))).await;
+}
+
+async fn race(bucket: &Bucket, key: Key) {
     let stores: Vec<_> = (0..16).map(|_| bucket.store()).collect();
-    let race = async |key: Key| {
-        let put = |who: usize| stores[who].put_opts(&key, format!("{who}").into(), PutMode::Create.into());
-        let results = join_all((0..16).map(put)).await;
-        let winners: Vec<usize> = (0..16).filter(|who| results[*who].is_ok()).collect();
-        let [winner] = winners[..] else { panic!("{winners:?} have all made {key}") };
-        assert_eq!(bucket.get(key.as_ref()).unwrap(), winner.to_string());
-        for lost in results.into_iter().filter_map(Result::err) {
-            assert!(matches!(lost, Error::AlreadyExists { .. }), "{lost}");
-        }
-    };
-    join_all((0..4).map(|number| race(Key::from(format!("race-{number}"))))).await;
+    let put = |who: usize| stores[who].put_opts(&key, format!("{who}").into(), PutMode::Create.into());
+    let results = join_all((0..16).map(put)).await;
+    let winners: Vec<usize> = (0..16).filter(|who| results[*who].is_ok()).collect();
+    let [winner] = winners[..] else { panic!("{winners:?} have all made {key}") };
+    assert_eq!(bucket.get(key.as_ref()).unwrap(), winner.to_string());
+    for lost in results.into_iter().filter_map(Result::err) {
+        assert!(matches!(lost, Error::AlreadyExists { .. }), "{lost}");
+    }
+}
+
+#[tokio::test]
+async fn azurite_has_what_seaweedfs_has() {
+    let Some(server) = Azurite::start() else { return };
+    let bucket = server.bucket();
+    objects_come_and_go(&bucket);
+    race(&bucket, Key::from("race")).await;
+    let proxy = Proxy::start(&bucket.endpoint, Faults::next(Fault::DoneYetUnavailable, 1));
+    assert!(!bucket.at(proxy.endpoint()).create("mine", "x"));
+    assert_eq!(bucket.get("mine").unwrap(), "x");
 }
 
 #[tokio::test]

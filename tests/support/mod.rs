@@ -1,5 +1,6 @@
 //! A made-up machine on which engine tests run: fake programs that tell which stages ran, and the real binary.
 
+pub mod azure;
 pub mod proxy;
 pub mod s3;
 pub mod service;
