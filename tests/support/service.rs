@@ -36,8 +36,9 @@ impl Service {
     pub fn start(ports: usize, command: impl Fn(&Path, &[u16]) -> Command, ready: impl Fn(&[u16]) -> bool) -> Self {
         // Somebody may take a port between the look and the use: then the program ends at once.
         for _ in 0..3 {
-            let (folder, ports) = (tempfile::tempdir().unwrap().keep(), free_ports(ports));
-            let mut service = Self::spawn(&command(&folder, &ports), folder, ports);
+            let (folder, ports) = (tempfile::tempdir().unwrap(), free_ports(ports));
+            let command = command(folder.path(), &ports);
+            let mut service = Self::spawn(&command, folder.keep(), ports);
             let started = Instant::now();
             while service.child.try_wait().unwrap().is_none() {
                 if ready(&service.ports) {
