@@ -224,6 +224,22 @@ impl Scheduler {
 
     /// A looked-up stage must be looked up again later, when `unpark` is called (another stage makes the same thing).
     pub fn park(&mut self, stage: usize) {
+        self.widening.remove(&stage);
+        self.states[stage] = State::Waiting;
+    }
+
+    /// A stage cannot start because what `producer` made is gone: that is looked up again, and `stage` waits for it.
+    pub fn redo(&mut self, producer: usize, stage: usize) {
+        if self.states[producer] == State::Done {
+            self.unfinished += 1;
+            self.states[producer] = State::Ready;
+            self.ready.insert(self.rank(producer));
+            // Consumers that are over, or run, take no notice when it is done again.
+            for consumer in self.consumers[producer].clone() {
+                self.missing[consumer] += 1;
+            }
+        }
+        self.widening.remove(&stage);
         self.states[stage] = State::Waiting;
     }
 

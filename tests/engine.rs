@@ -338,6 +338,28 @@ async fn refresh_replaces_a_damaged_blob_of_the_right_size() {
     assert_eq!(launched, ["a", "b"]);
 }
 
+/// A hit whose blob turns out to be damaged only when a stage after it is about to read it.
+#[tokio::test]
+async fn what_is_found_damaged_in_a_run_is_made_again_in_that_run() {
+    let mut lab = Lab::new();
+    let text = "stages:\n  a: { uses: lab/make }\n  b: { uses: lab/join, inputs: { a: a.out } }\n  c: { uses: lab/join, inputs: { a: a.out, b: b.out } }\n";
+    let (report, _) = lab.run(text).await;
+    let damage = async |lab: &Lab| {
+        let name = cuda_agent::store::blob_name(&report.outputs["a"]["out"].parts[0]);
+        let size = lab.store.near().size_of(&name).await.unwrap().unwrap() as usize;
+        lab.store.near().overwrite(&name, vec![b'x'; size]).await.unwrap();
+    };
+    damage(&lab).await;
+    lab.set_version("lab/join", "2.0.0");
+    let (report, launched) = lab.run(text).await;
+    assert!(report.failed.is_empty(), "{:?}", report.failed);
+    assert_eq!(launched, ["a", "b", "c"]);
+    assert_eq!(report.executed, ["a", "b", "c"]);
+    let text_of_c = lab.text(&report, "c").await;
+    let (report, _) = lab.run(text).await;
+    assert_eq!((report.hits, lab.text(&report, "c").await), (3, text_of_c));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_program_that_talks_without_end_cannot_put_off_its_timeout() {
     let mut lab = Lab::new();

@@ -162,14 +162,11 @@ pub async fn place(store: &Store, input: &Input, target: &Path) -> Result<(), Fa
         return Ok(copy_outside(&outside.path, target)?);
     }
     let artifact = &input.artifact;
-    let gone = || {
-        Failure::environment(format!("the store no longer has what this stage reads (blob {})", artifact.blob))
-            .with_hint("run again: the stage that made it will be executed once more")
-    };
+    let gone = |blob: Digest| Failure::lost(blob).with_hint("run again: what made it will be executed once more");
     if artifact.rows.is_some() {
-        return if store.fetch_blob(&artifact.blob, target).await? { Ok(()) } else { Err(gone()) };
+        return if store.fetch_blob(&artifact.blob, target).await? { Ok(()) } else { Err(gone(artifact.blob)) };
     }
-    let entries = store.tree_entries(artifact).await?.ok_or_else(gone)?;
+    let entries = store.tree_entries(artifact).await?.ok_or_else(|| gone(artifact.blob))?;
     let mut pack: Option<(Digest, bytes::Bytes)> = None;
     for entry in entries {
         let path = if entry.path.is_empty() { target.to_owned() } else { target.join(&entry.path) };
@@ -177,15 +174,15 @@ pub async fn place(store: &Store, input: &Input, target: &Path) -> Result<(), Fa
         fs::create_dir_all(above).map_err(ArtifactError::io(above))?;
         if entry.size >= tree::PACK_BELOW {
             if !store.fetch_blob(&entry.blob, &path).await? {
-                return Err(gone());
+                return Err(gone(entry.blob));
             }
         } else {
             if pack.as_ref().is_none_or(|(digest, _)| *digest != entry.blob) {
-                pack = Some((entry.blob, store.get_blob(&entry.blob).await?.ok_or_else(gone)?));
+                pack = Some((entry.blob, store.get_blob(&entry.blob).await?.ok_or_else(|| gone(entry.blob))?));
             }
             let (_, bytes) = pack.as_ref().expect("just filled");
             let range = entry.offset as usize..(entry.offset + entry.size) as usize;
-            let bytes = bytes.get(range).ok_or_else(gone)?;
+            let bytes = bytes.get(range).ok_or_else(|| gone(entry.blob))?;
             fs::write(&path, bytes).map_err(ArtifactError::io(&path))?;
         }
         if entry.executable {

@@ -111,7 +111,9 @@ pub async fn execute(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
     }
     let lost = results.missing(&rows.digests).into_iter().collect::<HashSet<_>>().len() as u64;
     if lost > counts.failed {
-        return Err(Failure::environment(format!("{} row results are gone from the store", lost - counts.failed))
+        // They are looked for again, and done once more.
+        let message = format!("{} row results are gone from the store", lost - counts.failed);
+        return Err(Failure { others: Some(Vec::new()), ..Failure::new(message) }
             .with_hint("run again: those rows will be executed once more"));
     }
     let rejections = results.rejections();

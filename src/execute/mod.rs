@@ -57,6 +57,8 @@ pub struct Failure {
     pub permanent: bool,
     /// Whether it was interrupted.
     pub cancelled: bool,
+    /// A blob that the stage reads is gone from the store, or damaged.
+    pub lost: Option<Digest>,
     /// Nothing is wrong, but other runs are making this: the leases to wait for before looking again.
     pub others: Option<Vec<String>>,
 }
@@ -64,7 +66,7 @@ pub struct Failure {
 impl Failure {
     /// One that may pass when tried again.
     pub fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), hint: None, permanent: false, cancelled: false, others: None }
+        Self { message: message.into(), hint: None, permanent: false, cancelled: false, lost: None, others: None }
     }
 
     /// One that will not.
@@ -85,6 +87,12 @@ impl Failure {
     /// Others are making this; it is to be looked up again when one of these leases is free.
     pub fn made_by_others(leases: Vec<String>) -> Self {
         Self { others: Some(leases), ..Self::new("other runs are making this") }
+    }
+
+    /// The store no longer has a blob that the stage reads.
+    pub fn lost(blob: Digest) -> Self {
+        let message = format!("the store no longer has what this stage reads (blob {blob})");
+        Self { lost: Some(blob), permanent: true, ..Self::new(message) }
     }
 
     /// Adds what to do about it.
@@ -400,6 +408,9 @@ struct Run<'e, 'a> {
     found: HashMap<usize, StagePlan>,
     active: HashMap<usize, Active>,
     in_flight: HashMap<Digest, usize>,
+    /// Stages whose result was gone, so that they were looked up once more.
+    redone: BTreeSet<usize>,
+    looked_again: HashMap<usize, u32>,
     parked: HashMap<usize, Vec<usize>>,
     jobs: JoinSet<JobEnd>,
     messages: mpsc::UnboundedSender<Message>,
@@ -469,6 +480,8 @@ impl Engine<'_> {
             found: HashMap::new(),
             active: HashMap::new(),
             in_flight: HashMap::new(),
+            redone: BTreeSet::new(),
+            looked_again: HashMap::new(),
             parked: HashMap::new(),
             jobs: JoinSet::new(),
             messages,
@@ -794,6 +807,20 @@ impl<'e, 'a> Run<'e, 'a> {
 
     async fn finish(&mut self, index: usize, outcome: Result<Record, Failure>) -> Result<(), PlanError> {
         // Waiting for another try is a job too, but no stage's.
+        if !self.active.contains_key(&index) {
+            return Ok(());
+        }
+        let going_on = *self.stop.borrow() == Stop::Go;
+        match &outcome {
+            Err(Failure { others: Some(leases), .. }) if going_on && self.may_look_again(index, leases) => {
+                self.wait_for_others(index, leases.clone());
+                return Ok(());
+            }
+            Err(Failure { lost: Some(blob), .. }) if going_on && self.redo_producer(index, blob).await? => {
+                return Ok(());
+            }
+            _ => {}
+        }
         let Some(active) = self.active.get_mut(&index) else { return Ok(()) };
         let stage = &self.engine.pipeline.stages[index];
         active.widen = None;
@@ -817,7 +844,6 @@ impl<'e, 'a> Run<'e, 'a> {
                 self.active.remove(&index);
                 self.done(index, record.outputs);
             }
-            Err(Failure { others: Some(leases), .. }) => self.wait_for_others(index, leases),
             Err(failure) => {
                 let (attempt, again) = (active.attempt, active.attempt <= stage.retry.attempts);
                 if again && !failure.permanent && *self.stop.borrow() == Stop::Go {
@@ -846,6 +872,46 @@ impl<'e, 'a> Run<'e, 'a> {
                 _ = stop.changed() => (index, Err(Failure::cancelled())),
             }
         });
+    }
+
+    /// Waiting for others takes as long as it takes; looking again at once should help the first time.
+    fn may_look_again(&mut self, index: usize, leases: &[String]) -> bool {
+        const OFTEN: u32 = 3;
+        let times = self.looked_again.entry(index).or_default();
+        *times += u32::from(leases.is_empty());
+        *times <= OFTEN
+    }
+
+    /// Makes what a stage reads once more, where another stage made it and it is gone; once a run.
+    async fn redo_producer(&mut self, index: usize, blob: &Digest) -> Result<bool, StoreError> {
+        let store = self.engine.store.clone();
+        let mut maker = None;
+        for producer in crate::plan::producers(self.stage(index)) {
+            for artifact in self.outputs[producer].iter().flat_map(|outputs| outputs.values()) {
+                // Where not even a tree's list is there, its blob is the one that is missed.
+                let blobs = store.blobs_of(artifact).await?.unwrap_or_else(|| vec![artifact.blob]);
+                if blobs.contains(blob) {
+                    maker = Some(producer);
+                }
+            }
+        }
+        let Some(producer) = maker else { return Ok(false) };
+        let is_done = self.scheduler.state(producer) == State::Done;
+        if is_done && !self.redone.insert(producer) {
+            return Ok(false);
+        }
+        let name = self.stage(producer).name.clone();
+        if let Some(key) = self.manifest.stages.get(&name).and_then(|entry| entry.key) {
+            store.distrust(&key);
+        }
+        if is_done {
+            let message = format!("what it made is gone from the store (blob {}); making it again", blob.short());
+            self.tell(RunEvent::Message { stage: name, level: "warning".into(), message });
+        }
+        self.in_flight.retain(|_, maker| *maker != index);
+        self.active.remove(&index);
+        self.scheduler.redo(producer, index);
+        Ok(true)
     }
 
     /// Other runs are making what this stage would: look again when one of them has ended its part.

@@ -1,7 +1,7 @@
 //! What this machine knows to be in the far tier, so that what was shared once is not asked about again.
 //!
 //! The file: the magic, then entries of 16 bytes of the digest of an object's name and 4 of the time in seconds,
-//! little-endian. It is only ever appended to, a torn end is cut off, and it can be deleted at any time: then objects are
+//! little-endian, 0 for one that is gone. The last entry counts. It is only ever appended to, a torn end is cut off, and it can be deleted at any time: then objects are
 //! asked about once more.
 
 use std::collections::HashMap;
@@ -13,6 +13,8 @@ use crate::digest::Digest;
 
 const MAGIC: &[u8; 8] = b"CAKNOWN1";
 const ENTRY: usize = 20;
+/// In place of a time: it is not there any more.
+const GONE: u32 = 0;
 /// So many entries wait before they are written.
 const BATCH: usize = 256;
 
@@ -46,23 +48,29 @@ impl Known {
 
     /// When an object was last known to be there, in seconds since 1970.
     pub fn seen(&self, name: &str) -> Option<f64> {
-        self.names.get(&short(name)).map(|time| f64::from(*time))
+        self.names.get(&short(name)).filter(|time| **time != GONE).map(|time| f64::from(*time))
     }
 
     /// Notes that an object is there now.
     pub fn add(&mut self, name: &str) {
-        let (name, now) = (short(name), crate::now() as u32);
-        self.names.insert(name, now);
-        self.unwritten.extend(name);
-        self.unwritten.extend(now.to_le_bytes());
-        if self.unwritten.len() >= BATCH * ENTRY {
-            self.write();
+        self.enter(name, crate::now() as u32);
+    }
+
+    /// Notes that an object is not there, or cannot be trusted.
+    pub fn remove(&mut self, name: &str) {
+        if self.seen(name).is_some() {
+            self.enter(name, GONE);
         }
     }
 
-    /// Notes that an object is not there, or cannot be trusted. Only for this process: it is asked about again anyway.
-    pub fn remove(&mut self, name: &str) {
-        self.names.remove(&short(name));
+    fn enter(&mut self, name: &str, time: u32) {
+        let name = short(name);
+        self.names.insert(name, time);
+        self.unwritten.extend(name);
+        self.unwritten.extend(time.to_le_bytes());
+        if self.unwritten.len() >= BATCH * ENTRY {
+            self.write();
+        }
     }
 
     /// Forgets everything.
@@ -126,6 +134,7 @@ mod tests {
         fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"torn").unwrap();
         let mut known = Known::load(&path);
         assert!(known.seen("v1/a").is_some() && known.seen("v1/c").is_none());
+        assert!(known.seen("v1/b").is_none(), "that it is gone is remembered too");
         known.add("v1/c");
         drop(known);
         let mut known = Known::load(&path);

@@ -457,6 +457,13 @@ impl Store {
         self.writable().is_none() || self.is_trusted(key, generation)
     }
 
+    /// A blob of this record is missing or damaged: it is looked at again before anybody trusts it.
+    pub fn distrust(&self, key: &Digest) {
+        let Some(far) = &self.far else { return };
+        // Generations are few.
+        (1..=far.replaced(key).max(1) + 1).for_each(|generation| far.forget(&record_name(key, generation)));
+    }
+
     /// The far tier, where results go there.
     fn writable(&self) -> Option<&Arc<Far>> {
         self.far.as_ref().filter(|far| !far.is_read_only())
