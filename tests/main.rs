@@ -9,6 +9,7 @@ mod kills;
 mod programs;
 mod s3;
 mod secrets;
+mod share_commands;
 mod shared;
 mod stores;
 mod support;

@@ -4,6 +4,7 @@
 //! Everything is looked at before anything is written. What an accepted stage hands on is known, so the stages after it
 //! can be looked at in the same breath.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use clap::Args;
@@ -110,14 +111,26 @@ struct Acceptance {
     /// The generation of a record that cannot be used, or 0.
     generation: u32,
     earlier: Record,
-    /// The newest run that had it.
+    /// The run that had it, and the parameters that were others then.
     run: String,
+    other_params: BTreeMap<String, Value>,
     /// The earlier one's, as a stage of now would have recorded them.
     outputs: Outputs,
     /// What is set aside.
     reasons: Vec<MissReason>,
     /// For a by-row stage whose rows are filed elsewhere now.
     rows: Option<Rows>,
+}
+
+impl Acceptance {
+    fn in_words(&self) -> String {
+        let params: Vec<String> = self.other_params.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let params = match params.is_empty() {
+            true => String::new(),
+            false => format!(" with {}", params.join(", ")),
+        };
+        format!("as in run {}{params}, although {}", self.run, because(&self.reasons))
+    }
 }
 
 /// Row results that are needed under another base key.
@@ -135,7 +148,7 @@ struct Review<'a> {
     wanted: BTreeSet<usize>,
     all: bool,
     standing: Vec<Standing>,
-    /// What `--all` cannot accept, and why.
+    /// What `--all` cannot accept; the messages say why and name no stage.
     left: Vec<(usize, CliError)>,
 }
 
@@ -160,6 +173,10 @@ impl Review<'_> {
             Err(refusal) if self.all && refusal.exit == Exit::Usage => {
                 self.left.push((index, refusal));
                 Standing::Open
+            }
+            Err(refusal) if refusal.exit == Exit::Usage => {
+                let message = format!("`{}` cannot be accepted: {}", self.stage(index).name, refusal.message);
+                return Err(CliError { message, ..refusal });
             }
             Err(error) => return Err(error),
         };
@@ -196,13 +213,14 @@ impl Review<'_> {
         let open: Vec<usize> = order
             .filter(|other| above[*other] && *other != index && matches!(self.standing[*other], Standing::Open))
             .collect();
-        let named = |stages: &[usize]| stages.iter().map(|stage| self.word(*stage)).collect::<Vec<_>>().join(" ");
+        let words = |stages: &[usize]| stages.iter().map(|stage| self.word(*stage)).collect::<Vec<_>>().join(" ");
+        let names: Vec<String> = open.iter().map(|stage| format!("`{}`", self.stage(*stage).name)).collect();
         let mut together = open.clone();
         together.push(index);
-        CliError::usage(format!("`{}` waits for {}", self.stage(index).name, named(&open))).with_hint(format!(
+        CliError::usage(format!("it waits for {}", names.join(", "))).with_hint(format!(
             "accept them together (`cuda-agent accept {}`), or `cuda-agent run {}` first",
-            named(&together),
-            named(&open)
+            words(&together),
+            words(&open)
         ))
     }
 
@@ -215,10 +233,8 @@ impl Review<'_> {
     /// Whether an earlier result can be taken for what a stage would make.
     async fn consider(&self, index: usize, resolved: Resolved, generation: u32) -> Result<Acceptance, CliError> {
         let stage = self.stage(index);
-        let refuse = |why: String| {
-            CliError::usage(format!("`{}` cannot be accepted: {why}", stage.name))
-                .with_hint(format!("`cuda-agent run {}` makes it", self.word(index)))
-        };
+        let refuse =
+            |why: String| CliError::usage(why).with_hint(format!("`cuda-agent run {}` makes it", self.word(index)));
         let Some((run, earlier)) = self.nearest(stage, &resolved.preimage).await? else {
             return Err(refuse("it has no earlier result".into()));
         };
@@ -237,22 +253,36 @@ impl Review<'_> {
             }
         }
         let rows = self.rows(stage, &resolved, &earlier).await?.map_err(&refuse)?;
-        Ok(Acceptance { resolved, generation, earlier, run, outputs, reasons, rows })
+        let other_params = self.other_params(&run);
+        Ok(Acceptance { resolved, generation, earlier, run, other_params, outputs, reasons, rows })
     }
 
-    /// The earlier result that differs least; of several the newest. The newest alone could be one of a run with other
-    /// parameters.
+    /// The earlier result that differs least: of a run with the same parameters, if there is one, and of several the
+    /// newest. The newest alone might have been made with other parameters, which a changed command would not tell.
     async fn nearest(&self, stage: &Stage, now: &Preimage) -> Result<Option<(String, Record)>, CliError> {
-        let mut nearest: Option<((bool, usize), String, Record)> = None;
+        let mut records: BTreeMap<Digest, Option<Record>> = BTreeMap::new();
+        let mut nearest: Option<((bool, usize, usize), &str, Digest)> = None;
         for (run, key) in self.history.results(&stage.name) {
-            let Some((_, record)) = self.planner.store.record(&key).await? else { continue };
-            let far = difference(&record.preimage, now, &BTreeMap::new()).len();
-            let distance = (record.kind != now.kind, far);
-            if nearest.as_ref().is_none_or(|(least, ..)| distance < *least) {
-                nearest = Some((distance, run.to_owned(), record));
+            if let Entry::Vacant(unread) = records.entry(key) {
+                unread.insert(self.planner.store.record(&key).await?.map(|(_, record)| record));
+            }
+            let Some(record) = &records[&key] else { continue };
+            let reasons = difference(&record.preimage, now, &BTreeMap::new()).len();
+            let distance = (record.kind != now.kind, self.other_params(run).len(), reasons);
+            if nearest.is_none_or(|(least, ..)| distance < least) {
+                nearest = Some((distance, run, key));
             }
         }
-        Ok(nearest.map(|(_, run, record)| (run, record)))
+        let taken = nearest.and_then(|(_, run, key)| Some((run.to_owned(), records.remove(&key)??)));
+        Ok(taken)
+    }
+
+    /// Parameters of the pipeline that were others in a run, as they were then.
+    fn other_params(&self, run: &str) -> BTreeMap<String, Value> {
+        let (then, now) = (self.history.params(run), &self.planner.pipeline.params);
+        let names: BTreeSet<&String> = then.keys().chain(now.keys()).collect();
+        let differ = names.into_iter().filter(|name| then.get(*name) != now.get(*name));
+        differ.map(|name| (name.clone(), then.get(name).cloned().unwrap_or_default())).collect()
     }
 
     /// The row results that have to come along, `None` where they are in their place; or why they would not be found.
@@ -475,6 +505,7 @@ fn report(project: &Project, pipeline: &Pipeline, review: &Review<'_>, order: &[
 fn as_json(stage: &str, acceptance: &Acceptance) -> Value {
     json!({
         "stage": stage, "key": acceptance.resolved.key, "accepted_from": acceptance.earlier.key, "from_run": acceptance.run,
+        "other_params": acceptance.other_params,
         "reasons": acceptance.reasons, "outputs": acceptance.outputs,
         "row_segments": acceptance.rows.as_ref().map(|rows| rows.segments.len()),
     })
@@ -483,10 +514,9 @@ fn as_json(stage: &str, acceptance: &Acceptance) -> Value {
 fn in_words(pipeline: &Pipeline, review: &Review<'_>, order: &[usize], hits: &[usize], run: Option<&str>) -> String {
     let mut lines: BTreeMap<usize, (&str, String)> = BTreeMap::new();
     for (index, acceptance) in review.accepted(order) {
-        let why = format!("as in run {}, although {}", acceptance.run, because(&acceptance.reasons));
-        lines.insert(index, ("accepted", why));
+        lines.insert(index, ("accepted", acceptance.in_words()));
     }
-    lines.extend(hits.iter().map(|index| (*index, ("hit", "with what was accepted before it".to_owned()))));
+    lines.extend(hits.iter().map(|index| (*index, ("hit", "given what is accepted before it".to_owned()))));
     lines.extend(review.left.iter().map(|(index, refusal)| (*index, ("left", refusal.message.clone()))));
     let width = lines.keys().map(|index| pipeline.stages[*index].name.len()).max().unwrap_or(0).min(40);
     let mut text = String::new();
@@ -503,4 +533,48 @@ fn in_words(pipeline: &Pipeline, review: &Review<'_>, order: &[usize], hits: &[u
         (count, None) => text.push_str(&format!("{count} would be accepted\n")),
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::ProgramIdentity;
+
+    fn preimage(kind: &str, device: Option<Device>) -> Preimage {
+        Preimage {
+            schema: crate::key::SCHEMA,
+            kind: kind.into(),
+            program: ProgramIdentity::Version("1.0.0".into()),
+            params: BTreeMap::new(),
+            inputs: BTreeMap::new(),
+            outputs: None,
+            env: BTreeMap::new(),
+            secrets: Vec::new(),
+            toolchain: BTreeMap::new(),
+            device,
+            rows_of: None,
+        }
+    }
+
+    #[test]
+    fn what_was_measured_belongs_to_its_device() {
+        let cpu = |model: &str| Some(Device::Cpu { model: model.into() });
+        let gpu = |model: &str, driver: &str| Some(Device::Cuda { model: model.into(), driver: driver.into() });
+        let why = |before: Option<Device>, after: Option<Device>| {
+            other_kind_or_device(&preimage("k", before), &preimage("k", after))
+        };
+        assert_eq!(why(None, None), None);
+        assert_eq!(why(cpu("X"), cpu("X")), None);
+        assert_eq!(why(gpu("G", "1"), gpu("G", "2")), None, "a driver is a version like others");
+        let told = why(cpu("X"), gpu("G", "1")).unwrap();
+        assert_eq!(told, "it was measured on the CPU X, and here is the GPU G");
+        assert!(why(cpu("X"), cpu("Y")).is_some() && why(gpu("G", "1"), gpu("H", "1")).is_some());
+        assert!(why(None, cpu("X")).is_some(), "nobody knows what it was made on");
+    }
+
+    #[test]
+    fn kinds_share_nothing() {
+        let told = other_kind_or_device(&preimage("a", None), &preimage("b", None)).unwrap();
+        assert_eq!(told, "it was of another kind (a)");
+    }
 }

@@ -107,6 +107,8 @@ struct StageDifference {
     stage: String,
     key: Pair<Option<Digest>>,
     outcome: Pair<String>,
+    /// Why it failed, or what was set aside to accept it.
+    message: Pair<Option<String>>,
     /// A result that was there once, and is no more.
     record_gone: Pair<bool>,
     /// What counts in the keys; absent where a record is.
@@ -241,6 +243,7 @@ async fn compare_stage(
         stage: stage.to_owned(),
         key: Pair::new(a.key, b.key),
         outcome: Pair::new(a.outcome.clone(), b.outcome.clone()),
+        message: Pair::new(a.message.clone(), b.message.clone()),
         record_gone: Pair::new(is_gone(a), is_gone(b)),
         reasons: None,
         results: None,
@@ -366,7 +369,11 @@ impl Comparison {
         }
         let only = self.only.a.len() + self.only.b.len();
         let only = if only > 0 { format!(", {only} in one run only") } else { String::new() };
-        text.push_str(&format!("\n{} with the same key, {} different{only}\n", self.same_key, self.stages.len()));
+        text.push_str(&format!(
+            "\n{} stages with the same key, {} different{only}\n",
+            self.same_key,
+            self.stages.len()
+        ));
         text
     }
 
@@ -394,20 +401,36 @@ impl StageDifference {
     fn in_words(&self) -> String {
         let mut table = Table::default();
         if self.outcome.a != self.outcome.b && self.results.is_none() {
-            table.add("outcome", format!("{} → {}", self.outcome.a, self.outcome.b));
+            let ended = |outcome: &str, message: &Option<String>| match message {
+                Some(message) => format!("{outcome} ({message})"),
+                None => outcome.to_owned(),
+            };
+            let [a, b] = [ended(&self.outcome.a, &self.message.a), ended(&self.outcome.b, &self.message.b)];
+            table.add("outcome", format!("{a} → {b}"));
         }
         if let Some(results) = &self.results {
             results.add_to(&mut table);
         }
         let why = match (&self.reasons, &self.record_gone) {
             (Some(reasons), _) => because(reasons),
-            (None, Pair { a: true, b: true }) => "another key; both records are gone from the store".into(),
-            (None, Pair { a: true, b: false }) => "another key; the record of a is gone from the store".into(),
-            (None, Pair { a: false, b: true }) => "another key; the record of b is gone from the store".into(),
-            (None, _) if self.key.a == self.key.b => "the same key".into(),
-            (None, _) => "no result in both runs".into(),
+            (None, Pair { a: true, b: true }) => "the records of both are gone from the store".into(),
+            (None, Pair { a: true, b: false }) => "the record of a is gone from the store".into(),
+            (None, Pair { a: false, b: true }) => "the record of b is gone from the store".into(),
+            _ => self.without_result(),
         };
         format!("{}: {why}\n{}", self.stage, table.in_words("  "))
+    }
+
+    fn without_result(&self) -> String {
+        let none = match [&self.outcome.a, &self.outcome.b].map(|outcome| has_result(outcome)) {
+            [true, _] => "no result in b",
+            [_, true] => "no result in a",
+            _ => "no result in either run",
+        };
+        match self.key.a == self.key.b {
+            true => format!("the same key, but {none}"),
+            false => none.into(),
+        }
     }
 }
 
@@ -425,7 +448,7 @@ impl Results {
             let shown = |value: Option<f64>| value.map_or_else(|| "absent".to_owned(), |value| value.to_string());
             table.add(&format!("metric {name}"), format!("{} → {}", shown(pair.a), shown(pair.b)));
         }
-        table.add("took", format!("{} s → {} s", self.duration_s.a, self.duration_s.b));
+        table.add("took", format!("{:.3} s → {:.3} s", self.duration_s.a, self.duration_s.b));
     }
 }
 

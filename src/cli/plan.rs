@@ -251,12 +251,9 @@ fn described(pipeline: &Pipeline, index: usize, plan: &StagePlan) -> String {
         }
         text.push_str(&match record.accepted_from {
             None => format!("  made by  run {} in {} s\n", record.run, record.duration_s),
-            Some(key) => format!(
-                "  accepted from {} by run {}; it was made in {} s\n",
-                key.short(),
-                record.run,
-                record.duration_s
-            ),
+            Some(key) => {
+                format!("  accepted from {} by run {}, made in {} s\n", key.short(), record.run, record.duration_s)
+            }
         });
     }
     text

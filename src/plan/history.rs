@@ -1,6 +1,8 @@
 //! What earlier runs of a pipeline recorded, for the reasons of misses.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+
+use serde_json::Value;
 
 use super::Resolved;
 use crate::digest::Digest;
@@ -14,10 +16,13 @@ const RUNS: usize = 20;
 /// How many runs of all pipelines are opened to find them.
 const LOOK: usize = 200;
 
-/// By stage, newest first: run, key, outcome.
+/// What the newest runs of a pipeline recorded.
 #[derive(Debug, Default)]
 pub struct History {
+    /// By stage, newest first: run, key, outcome.
     stages: BTreeMap<String, Vec<(String, Digest, String)>>,
+    /// By run.
+    params: BTreeMap<String, BTreeMap<String, Value>>,
 }
 
 impl History {
@@ -36,6 +41,7 @@ impl History {
                     history.stages.entry(stage).or_default().push((id.clone(), key, entry.outcome));
                 }
             }
+            history.params.insert(id, run.params);
             found += 1;
             if found == RUNS {
                 break;
@@ -54,12 +60,15 @@ impl History {
         self
     }
 
-    /// Keys under which a stage had a result, newest first, each once, with the newest run that names it.
-    pub fn results(&self, stage: &str) -> Vec<(&str, Digest)> {
-        let mut seen = BTreeSet::new();
+    /// Keys under which a stage had a result, newest first, each with a run that names it.
+    pub fn results(&self, stage: &str) -> impl Iterator<Item = (&str, Digest)> {
         let entries = self.stages.get(stage).into_iter().flatten();
-        let results = entries.filter(|(_, key, outcome)| has_result(outcome) && seen.insert(*key));
-        results.map(|(run, key, _)| (run.as_str(), *key)).collect()
+        entries.filter(|(_, _, outcome)| has_result(outcome)).map(|(run, key, _)| (run.as_str(), *key))
+    }
+
+    /// The pipeline's parameters in a run, where that is known here.
+    pub fn params(&self, run: &str) -> Option<&BTreeMap<String, Value>> {
+        self.params.get(run)
     }
 
     /// Why a stage without a record has to run.
