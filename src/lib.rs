@@ -56,7 +56,12 @@ pub fn nonce() -> String {
 
 /// The id of a new run: the time to the millisecond, so that ids sort, and a random part.
 pub fn run_id() -> String {
-    let milliseconds = (now() * 1e3) as u64;
+    id_at(now())
+}
+
+/// An id that sorts by this time, in seconds since 1970.
+pub fn id_at(seconds: f64) -> String {
+    let milliseconds = (seconds * 1e3) as u64;
     let second = timestamp(milliseconds / 1000);
     format!("{}.{:03}Z-{}", second.trim_end_matches('Z'), milliseconds % 1000, &nonce()[..6])
 }

@@ -164,6 +164,9 @@ async fn the_rest(store: &Store) {
         store.put_log("run", name, b"printed"[..].into()).await.unwrap();
         assert_eq!(store.log("run", name).await.unwrap().unwrap(), "printed");
     }
+    let listed = store.truth().list("v1/logs/run").await.unwrap();
+    let listed: Vec<&str> = listed.iter().map(|meta| meta.name.as_str()).collect();
+    assert_eq!(listed, ["a.log", "c[x=~,y=a%b].log"], "a listing gives names that find the objects");
 }
 
 async fn conforms(store: Store) {

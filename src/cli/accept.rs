@@ -279,7 +279,8 @@ impl Review<'_> {
 
     /// Parameters of the pipeline that were others in a run, as they were then.
     fn other_params(&self, run: &str) -> BTreeMap<String, Value> {
-        let (then, now) = (self.history.params(run), &self.planner.pipeline.params);
+        let Some(then) = self.history.params(run) else { return BTreeMap::new() };
+        let now = &self.planner.pipeline.params;
         let names: BTreeSet<&String> = then.keys().chain(now.keys()).collect();
         let differ = names.into_iter().filter(|name| then.get(*name) != now.get(*name));
         differ.map(|name| (name.clone(), then.get(name).cloned().unwrap_or_default())).collect()

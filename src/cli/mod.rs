@@ -5,6 +5,7 @@ mod artifacts;
 mod diff;
 mod doctor;
 mod error;
+mod gc;
 mod inspect;
 mod kinds;
 mod plan;
@@ -14,6 +15,7 @@ mod reproduce;
 mod run;
 mod runs;
 mod share;
+mod verify;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -114,10 +116,12 @@ enum Command {
     Push(share::PushOptions),
     /// Copy results from the shared store, so that `run --offline` finds them
     Pull(share::PullOptions),
-    /// Run stages again, unseen by anybody, and compare with what the store has
-    Verify(reproduce::Options),
     /// Give an output a name: `tag dataset.samples ops@v1`
     Tag(artifacts::TagOptions),
+    /// Delete what no run that is kept needs; says what would go, unless it is told to delete
+    Gc(gc::Options),
+    /// Run stages again, unseen by anybody, and compare; or compare what the store holds with its digests
+    Verify(verify::Options),
     /// List stage kinds, or describe one
     Stages(kinds::Options),
     /// Print the JSON Schema of pipeline files, for editors
@@ -171,10 +175,11 @@ fn dispatch(cli: Cli, builtins: &Builtins) -> Result<Exit, CliError> {
             Command::Log(options) => runs::log(&project, options).await,
             Command::Show(options) => inspect::show(&project, options).await,
             Command::Export(options) => artifacts::export(&project, options).await,
-            Command::Verify(options) => reproduce::verify(&project, options).await,
             Command::Push(options) => share::push(&project, options).await,
             Command::Pull(options) => share::pull(&project, options).await,
             Command::Tag(options) => artifacts::tag(&project, options).await,
+            Command::Gc(options) => gc::gc(&project, options).await,
+            Command::Verify(options) => verify::verify(&project, options).await,
             Command::Stages(options) => kinds::stages(&project, options),
             Command::Schema => kinds::schema(&project),
             Command::Graph(options) => plan::graph(&project, options),

@@ -22,7 +22,7 @@ use crate::plan::{StagePlan, Verdict};
 use crate::spec::Pipeline;
 use crate::store::{Record, Store};
 
-/// Options of `verify`.
+/// What to run again.
 #[derive(Args)]
 pub struct Options {
     /// Stages to run again [default: a sample of those that have a result]
@@ -58,7 +58,7 @@ struct Verified {
 }
 
 /// Runs stages again and compares.
-pub async fn verify(project: &Project, options: Options) -> Result<Exit, CliError> {
+pub async fn run_again(project: &Project, options: Options) -> Result<Exit, CliError> {
     let sample = Sample { share: options.sample, seed: options.seed };
     let file = project.default_pipeline()?;
     let pipeline = project.pipeline(&file)?;

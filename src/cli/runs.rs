@@ -8,7 +8,7 @@ use super::{CliError, Exit, print, print_json};
 use crate::digest::Digest;
 use crate::execute::{file_name, live_log};
 use crate::store::record::has_result;
-use crate::store::{RunManifest, Store};
+use crate::store::{RunManifest, Store, gc};
 
 /// Options of `status`.
 #[derive(Args)]
@@ -23,6 +23,12 @@ pub struct RunsOptions {
     /// Show at most so many
     #[arg(long, short = 'n', default_value_t = 20)]
     limit: usize,
+    /// Keep what this run used and made, whatever `gc` is told to keep
+    #[arg(long, value_name = "RUN", conflicts_with = "unpin")]
+    pin: Option<String>,
+    /// Take the pin of a run away
+    #[arg(long, value_name = "RUN")]
+    unpin: Option<String>,
 }
 
 /// Options of `log`.
@@ -124,6 +130,9 @@ pub async fn status(project: &Project, options: StatusOptions) -> Result<Exit, C
 /// Lists runs.
 pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliError> {
     let store = project.existing_store()?;
+    if options.pin.is_some() || options.unpin.is_some() {
+        return pin(project, &store, &options).await;
+    }
     let mut lines = String::new();
     let mut values = Vec::new();
     for id in store.runs().await?.into_iter().take(options.limit) {
@@ -153,6 +162,22 @@ pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliEr
         print(&format!("no run is recorded in {}\n", store.url()));
     } else {
         print(&lines);
+    }
+    Ok(Exit::Done)
+}
+
+/// Pins a run, or takes its pin away.
+async fn pin(project: &Project, store: &Store, options: &RunsOptions) -> Result<Exit, CliError> {
+    let run = run_named(store, options.pin.as_deref().or(options.unpin.as_deref())).await?.run;
+    let pinned = options.pin.is_some();
+    match pinned {
+        true => gc::pin(store.truth(), &run).await?,
+        false => gc::unpin(store.truth(), &run).await?,
+    }
+    if project.common.json {
+        print_json(&json!({ "run": run, "pinned": pinned }));
+    } else {
+        print(&format!("run {run} is {}pinned\n", if pinned { "" } else { "no longer " }));
     }
     Ok(Exit::Done)
 }

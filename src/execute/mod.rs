@@ -40,6 +40,7 @@ use crate::store::lease::{Holder, Lease, Observer};
 use crate::store::{Record, RunManifest, StageEntry, Store, StoreError};
 use launch::{GRACE, Launcher, Stop};
 use log::Log;
+pub use work::oldest_live;
 
 /// How many lines of a failed stage's log are shown.
 const LOG_TAIL: usize = 20;

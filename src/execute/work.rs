@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::Path;
+use std::time::SystemTime;
 
 use nix::fcntl::{Flock, FlockArg};
 
@@ -34,6 +35,18 @@ pub fn claim(work: &Path, run: &str) -> Option<Alive> {
     Some(alive)
 }
 
+/// When the oldest of the runs that go on on this machine began.
+pub fn oldest_live(work: &Path) -> Option<SystemTime> {
+    let folders = fs::read_dir(work).ok().into_iter().flatten().filter_map(Result::ok);
+    let marks = folders.filter_map(|folder| File::open(folder.path().join(MARK)).ok());
+    // Whoever lives has the lock, and the mark is as old as the run.
+    let live = marks.filter(|mark| {
+        let free = mark.try_clone().is_ok_and(|mark| Flock::lock(mark, FlockArg::LockSharedNonblock).is_ok());
+        !free
+    });
+    live.filter_map(|mark| mark.metadata().ok()?.modified().ok()).min()
+}
+
 fn lock(file: &File) -> Option<Alive> {
     Flock::lock(file.try_clone().ok()?, FlockArg::LockExclusiveNonblock).ok()
 }
@@ -57,6 +70,28 @@ pub fn release(alive: Alive, work: &Path, run: &str, keep: &BTreeSet<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_oldest_live_run_is_found_by_its_lock() {
+        let work = tempfile::tempdir().unwrap();
+        assert_eq!(oldest_live(&work.path().join("nowhere")), None);
+        let age = |run: &str, seconds| {
+            let mark = File::options().append(true).open(work.path().join(run).join(MARK)).unwrap();
+            let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+            mark.set_modified(time).unwrap();
+            Some(time)
+        };
+        let runs = ["dead", "old", "new"].map(|run| claim(work.path(), run).unwrap());
+        age("dead", 1);
+        let (old, new) = (age("old", 2), age("new", 3));
+        let [dead, first, second] = runs;
+        drop(dead);
+        assert_eq!(oldest_live(work.path()), old);
+        drop(first);
+        assert_eq!(oldest_live(work.path()), new);
+        drop(second);
+        assert_eq!(oldest_live(work.path()), None);
+    }
 
     #[test]
     fn the_folders_of_dead_runs_go_and_those_of_live_ones_stay() {

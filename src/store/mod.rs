@@ -5,7 +5,10 @@
 //! whatever no record names is invisible, so a writer may die at any instant. Names are created once; only the manifest
 //! of a run in progress, tags, hints and leases are overwritten.
 
+pub mod audit;
+pub mod evict;
 pub mod far;
+pub mod gc;
 pub mod known;
 pub mod lease;
 pub mod record;

@@ -210,7 +210,7 @@ impl Tier {
             .map_err(|error| self.failed("list", prefix, error))?
             .into_iter()
             .filter_map(|meta| {
-                let parts: Vec<_> = meta.location.prefix_match(&root)?.map(|part| part.as_ref().to_owned()).collect();
+                let parts: Vec<_> = meta.location.prefix_match(&root)?.map(|part| decoded(part.as_ref())).collect();
                 Some(Meta { name: parts.join("/"), size: meta.size, modified: seconds(&meta) })
             })
             .collect();
@@ -336,6 +336,20 @@ impl Tier {
         let digest = tokio::task::spawn_blocking(move || Digest::of_file(&path)).await;
         digest.expect("digesting does not panic").map(Some).map_err(fail)
     }
+}
+
+/// A part of a listed name as it was when the object was written, so that it finds the object again: the object-store
+/// layer writes unusual characters as `%5B`.
+fn decoded(part: &str) -> String {
+    let mut bytes = Vec::with_capacity(part.len());
+    let mut rest = part.as_bytes();
+    while let [first, after @ ..] = rest {
+        let code = after.get(..2).filter(|digits| *first == b'%' && digits.iter().all(u8::is_ascii_hexdigit));
+        let code = code.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
+        bytes.push(code.unwrap_or(*first));
+        rest = if code.is_some() { &after[2..] } else { after };
+    }
+    String::from_utf8(bytes).unwrap_or_else(|_| part.to_owned())
 }
 
 fn seconds(meta: &ObjectMeta) -> f64 {
