@@ -33,7 +33,7 @@ install = $(VENV_PYTHON) -m uv pip install --quiet --python $(VENV_PYTHON) --req
 # Stray bytecode beside the stages' sources would make cargo look at them again.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help quickstart test test-rust test-python bench venv venv-dev azurite build tools python-tools relock relock-python
+.PHONY: help quickstart test test-rust test-python bench bench-store venv venv-dev azurite build tools python-tools relock relock-python
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -57,6 +57,9 @@ test-python: venv-dev tools
 
 bench: build ## Compare with ninja, DVC and Snakemake; `BENCH="--quick"` leaves out the slow peers
 	python3 bench/run.py --binary $(RELEASE) $(BENCH)
+
+bench-store: venv-dev build ## Compare push and pull with rclone and DVC, on an S3 server of its own; `BENCH="--quick"` leaves out DVC
+	python3 bench/store.py --binary $(RELEASE) $(BENCH)
 
 venv: $(RUNTIME) ## The Python environment of the stages, in .venv
 venv-dev: $(DEV) ## The same with what the tests need

@@ -124,9 +124,10 @@ class Snakemake(Tool):
         return [self.binary, "--cores", "1", "--quiet", "all"]
 
 
-def run(command, folder, may_fail=False):
+def run(command, folder, may_fail=False, environment=None):
     """Run to the end; seconds and the peak memory in bytes of the program and its children."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_AGENT_")}
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_AGENT_")}
+    environment = inherited | (environment or {})
     with tempfile.TemporaryFile() as log:
         start = time.perf_counter()
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)
@@ -188,12 +189,12 @@ def peers(names):
             yield make(binary)
 
 
-def installed(name, requirement):
-    """The peer's program out of a virtual environment of its own, or None."""
-    folder = BUILD / name
+def installed(name, requirement, folder=None):
+    """The peer's program out of a virtual environment of its own (by default named like it), or None."""
+    folder = BUILD / (folder or name)
     binary, stamp = folder / "bin" / name, folder / f".{requirement}"
     if not (binary.exists() and stamp.exists()):
-        print(f"installing {requirement} into build/bench/{name}", file=sys.stderr)
+        print(f"installing {requirement} into build/bench/{folder.name}", file=sys.stderr)
         venv.create(folder, with_pip=True, clear=True)
         pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", requirement]
         if subprocess.run(pip, check=False).returncode != 0:
