@@ -157,13 +157,22 @@ class Proxy:
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
         start = asyncio.start_server(self.serve, "127.0.0.1", 0, limit=1 << 20, backlog=1024)
-        server = asyncio.run_coroutine_threadsafe(start, self.loop).result()
-        self.endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self.server = asyncio.run_coroutine_threadsafe(start, self.loop).result()
+        self.endpoint = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
         return self
 
     def __exit__(self, *_):
+        asyncio.run_coroutine_threadsafe(self.end(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
+        self.loop.close()
+
+    async def end(self):
+        self.server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def reset(self):
         self.requests = self.connections = 0
@@ -180,7 +189,7 @@ class Proxy:
                 await asyncio.sleep(self.latency)
                 other_writer.write(head)
                 await self.body(head.lower(), reader, other_writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             pass
         finally:
             back.cancel()
