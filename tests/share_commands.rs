@@ -96,7 +96,7 @@ fn diff_tells_what_changed_and_what_came_of_it() {
     sandbox.good(&["run", "-p", "last=Tromso", "-p", "word=bye", "measured", "count"]);
     insta::assert_snapshot!("diff", told(&sandbox, &sandbox.good(&["diff", "last~1", "last"])));
     let same = told(&sandbox, &sandbox.good(&["diff", "last", "last"]));
-    assert!(same.ends_with("\n4 stages with the same key, 0 different"), "{same}");
+    assert!(same.ends_with("\nstages: 4 with the same key, 0 different"), "{same}");
 
     let value = json(&sandbox, &["diff", "last~1", "last"]);
     let ids = runs(&sandbox);

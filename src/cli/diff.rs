@@ -370,7 +370,7 @@ impl Comparison {
         let only = self.only.a.len() + self.only.b.len();
         let only = if only > 0 { format!(", {only} in one run only") } else { String::new() };
         text.push_str(&format!(
-            "\n{} stages with the same key, {} different{only}\n",
+            "\nstages: {} with the same key, {} different{only}\n",
             self.same_key,
             self.stages.len()
         ));
@@ -505,8 +505,8 @@ impl Names {
         lines
     }
 
-    fn shown(&self, name: &String) -> String {
-        match name.as_str() {
+    fn shown(&self, name: &str) -> String {
+        match name {
             "" => "(the file itself)".into(),
             name if self.measured.iter().any(|measured| measured == name) => format!("{name} (measured)"),
             name => name.to_owned(),
