@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::{Builtins, CliError, Common};
 use crate::Folders;
 use crate::catalog::Catalog;
 use crate::digest::Digest;
+use crate::execute::oldest_live;
 use crate::host::{self, Host};
 use crate::spec::{self, Pipeline, SecretSource};
 use crate::store::remote::{self, RemoteOptions};
@@ -18,6 +19,8 @@ use crate::store::{Store, StoreError};
 
 /// The name of a project file.
 const PROJECT_FILE: &str = "cuda-agent.yaml";
+/// How much of a shared store is kept here where `local_max:` does not say.
+const LOCAL_MAX: u64 = 100_000_000_000;
 /// The folder of what is local.
 const LOCAL: &str = ".cuda-agent";
 
@@ -116,7 +119,10 @@ impl Project {
     }
 
     /// Makes room on this machine: what is in the shared store too need not all be kept here.
-    pub async fn evict(&self, _store: &Store) -> Result<(), CliError> {
+    pub async fn evict(&self, store: &Store) -> Result<(), CliError> {
+        let limit = self.settings.local_max.unwrap_or(LOCAL_MAX);
+        let since = oldest_live(&self.folders.work).unwrap_or_else(SystemTime::now);
+        store.evict(limit, since).await?;
         Ok(())
     }
 
