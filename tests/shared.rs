@@ -208,7 +208,9 @@ fn eight_runners_at_once_make_everything_once() {
     let bucket = S3Server::seaweed().bucket();
     let slow = CHAIN.replace("echo 1", "sleep 1; echo 1").replace("wc -c", "sleep 1; wc -c");
     let machines: Vec<Sandbox> = (0..8).map(|_| machine(&bucket)).collect();
-    machines.iter().for_each(|machine| drop(machine.write("p.yaml", &slow)));
+    for machine in &machines {
+        machine.write("p.yaml", &slow);
+    }
     let executed: Vec<Vec<String>> = std::thread::scope(|scope| {
         let runs: Vec<_> = machines.iter().map(|machine| scope.spawn(|| machine.executed(&["p.yaml"]))).collect();
         runs.into_iter().map(|run| run.join().unwrap()).collect()

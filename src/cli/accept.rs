@@ -52,13 +52,14 @@ pub async fn accept(project: &Project, options: Options) -> Result<Exit, CliErro
     let graph = Graph::new(&pipeline);
     let selected = graph.ancestors(wanted.iter().copied());
     // What is not there cannot be accepted, so nothing is made for it.
-    let (store, host) = (project.shared_store().await?, project.host());
+    let (store, host) = (project.existing_store()?, project.host());
     let refresh = BTreeSet::new();
     let planner = Planner::new(&pipeline, &project.catalog, &store, &host, &project.folders, &refresh);
     if let Some(error) = CliError::all(planner.problems(&selected)) {
         return Err(error);
     }
-    let history = History::load(&store, &pipeline.name).await?;
+    let hint = planner.begin().await?.clone();
+    let history = History::load(&store.nearby(), &pipeline.name).await?.or_hint(hint);
     let standing = pipeline.stages.iter().map(|_| Standing::Open).collect();
     let mut review =
         Review { planner: &planner, graph: &graph, history, wanted, all: options.all, standing, left: Vec::new() };
@@ -69,9 +70,13 @@ pub async fn accept(project: &Project, options: Options) -> Result<Exit, CliErro
     planner.save();
     let run = match options.dry_run || review.accepted(&order).next().is_none() {
         true => None,
-        false => Some(file_under_new_keys(&store, &pipeline, &review, &order).await?),
+        false => {
+            project.require_writable(&store).await?;
+            Some(file_under_new_keys(&store, &pipeline, &review, &order).await?)
+        }
     };
     report(project, &pipeline, &review, &order, run.as_deref());
+    project.require_shared(&store)?;
     Ok(Exit::Done)
 }
 

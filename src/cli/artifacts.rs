@@ -203,9 +203,7 @@ pub async fn tag(project: &Project, options: TagOptions) -> Result<Exit, CliErro
         && !store.is_shared(&found.key, generation)
     {
         store.commit(record, generation - 1).await?;
-        if let Some((_, why)) = store.far().and_then(|far| far.unshared().into_iter().next()) {
-            return Err(CliError::environment(why));
-        }
+        project.require_shared(&store)?;
     }
     store.put_tag(name, tag, &Tag { key: found.key, output: output.clone() }).await?;
     if project.common.json {

@@ -98,20 +98,34 @@ impl Project {
     /// The store, for commands that write. A shared one is asked at its first use whether it keeps what is there: two writers
     /// could both believe they won where it does not.
     pub async fn shared_store(&self) -> Result<Store, CliError> {
-        const TRUSTED: Duration = Duration::from_secs(7 * 24 * 3600);
         let store = self.store()?;
-        let Some(far) = store.far().filter(|far| !far.is_read_only()) else { return Ok(store) };
+        self.require_writable(&store).await?;
+        Ok(store)
+    }
+
+    /// What was made here is shared, or it is said that it is not.
+    pub fn require_shared(&self, store: &Store) -> Result<(), CliError> {
+        let unshared = store.far().map(|far| far.unshared()).unwrap_or_default();
+        let Some(why) = unshared.values().next() else { return Ok(()) };
+        Err(CliError::environment(format!("{} results are on this machine only: {why}", unshared.len()))
+            .with_hint("the next run shares them, and so does `cuda-agent push`"))
+    }
+
+    /// A shared store is asked at its first use whether it keeps what is there.
+    pub async fn require_writable(&self, store: &Store) -> Result<(), CliError> {
+        const TRUSTED: Duration = Duration::from_secs(7 * 24 * 3600);
+        let Some(far) = store.far().filter(|far| !far.is_read_only()) else { return Ok(()) };
         let name = Digest::of_bytes(store.url().as_bytes()).to_string();
         let mark = self.folders.cache.join(format!("probed-{}", &name[..8]));
         let probed = std::fs::metadata(&mark).and_then(|metadata| metadata.modified());
         if self.settings.single_writer || probed.is_ok_and(|time| time.elapsed().is_ok_and(|age| age < TRUSTED)) {
-            return Ok(store);
+            return Ok(());
         }
         match store.probe().await {
             Ok(Probe::Keeps) => {
                 let _ = std::fs::create_dir_all(&self.folders.cache);
                 let _ = std::fs::write(&mark, "");
-                Ok(store)
+                Ok(())
             }
             Ok(Probe::Overwrites) => Err(overwrites(far.tier.url())),
             Err(error) => Err(not_writable(error)),

@@ -24,7 +24,7 @@ use crate::store::{Record, Store};
 
 /// What to run again.
 #[derive(Args)]
-pub struct Options {
+pub struct Again {
     /// Stages to run again [default: a sample of those that have a result]
     stages: Vec<String>,
     /// How much to run again: of the stages where none are named, and of the rows of a by-row stage
@@ -58,7 +58,7 @@ struct Verified {
 }
 
 /// Runs stages again and compares.
-pub async fn run_again(project: &Project, options: Options) -> Result<Exit, CliError> {
+pub async fn run_again(project: &Project, options: Again) -> Result<Exit, CliError> {
     let sample = Sample { share: options.sample, seed: options.seed };
     let file = project.default_pipeline()?;
     let pipeline = project.pipeline(&file)?;

@@ -98,10 +98,7 @@ pub async fn run(project: &Project, options: Options) -> Result<Exit, CliError> 
     if !project.common.json {
         say_what_is_there(&engine.pipeline, &graph, &store, &report);
     }
-    if let Some((_, why)) = store.far().and_then(|far| far.unshared().into_iter().next()) {
-        return Err(CliError::environment(format!("{} results are on this machine only: {why}", report.unshared))
-            .with_hint("the next run shares them, and so does `cuda-agent push`"));
-    }
+    project.require_shared(&store)?;
     Ok(match report.outcome {
         RunOutcome::Done => Exit::Done,
         RunOutcome::Failed => Exit::Failed,

@@ -17,7 +17,7 @@ use crate::store::gc::Class;
 #[derive(Args)]
 pub struct Options {
     #[command(flatten)]
-    again: reproduce::Options,
+    again: reproduce::Again,
     /// Instead, read everything in the store and compare it with its digest; what is damaged is mended or removed
     #[arg(long, conflicts_with = "stages")]
     digests: bool,

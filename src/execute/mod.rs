@@ -382,8 +382,6 @@ pub struct Report {
     pub hits: usize,
     /// Stages that failed, with why.
     pub failed: BTreeMap<String, Failure>,
-    /// Results that could not be shared.
-    pub unshared: usize,
 }
 
 struct Active {
@@ -469,7 +467,6 @@ impl Engine<'_> {
             executed: Vec::new(),
             hits: 0,
             failed: BTreeMap::new(),
-            unshared: 0,
         };
         let run = Run {
             engine: self,
@@ -1062,8 +1059,7 @@ impl<'e, 'a> Run<'e, 'a> {
                 }
             }
         }
-        self.report.unshared = far.unshared().len();
-        if self.report.outcome == RunOutcome::Done && self.report.unshared == 0 {
+        if self.report.outcome == RunOutcome::Done && far.unshared().is_empty() {
             let entries = self.manifest.stages.iter();
             let stages: Vec<_> = entries.filter_map(|(name, entry)| Some((name.clone(), entry.key?))).collect();
             if let Err(error) = self.planner.leave_hint(&self.context.run, stages.into_iter()).await {
