@@ -1,4 +1,5 @@
-//! What README.md and docs/pipelines.md show is true: their files are written, and the commands of the reference are run.
+//! What README.md, docs/pipelines.md and docs/share.md show is true: their files are written, and the commands of the
+//! reference and the guide are run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -7,6 +8,7 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::support::Sandbox;
+use crate::support::s3::S3Server;
 
 /// A fenced block of a document.
 struct Block {
@@ -96,7 +98,7 @@ fn shell(sandbox: &Sandbox, line: &str, place: &str) -> String {
     let path = format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap());
     let mut command = Command::new("/bin/sh");
     command.args(["-c", line]).current_dir(sandbox.folder.path()).env("PATH", path).env("NO_COLOR", "1");
-    command.env_remove("CUDA_AGENT_PYTHON").env_remove("VIRTUAL_ENV");
+    command.envs(sandbox.variables.iter().cloned()).env_remove("CUDA_AGENT_PYTHON").env_remove("VIRTUAL_ENV");
     let output = command.output().unwrap();
     let text = format!("{}{}", String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
     assert!(output.status.success(), "{place}: `{line}`: {}\n{text}", output.status);
@@ -117,13 +119,23 @@ fn fits(shown: &str, real: &str) -> bool {
     rest.ends_with(last)
 }
 
+/// The command of a line, and the folder that stands before its `$`.
+fn command(line: &str) -> Option<(&str, &str)> {
+    let (folder, command) = line.split_once("$ ")?;
+    folder.chars().all(|c| c.is_ascii_alphabetic()).then_some((if folder.is_empty() { "." } else { folder }, command))
+}
+
 /// Runs the commands of a console block. What it shows must be among the output, in order.
 fn console(sandbox: &Sandbox, block: &Block, place: &str) {
-    let mut output = String::new();
+    let (mut output, mut exports) = (String::new(), String::new());
     let mut from = 0;
     for line in block.text.lines() {
-        if let Some(command) = line.strip_prefix("$ ") {
-            (output, from) = (shell(sandbox, command, place), 0);
+        if let Some((folder, command)) = command(line) {
+            if command.starts_with("export ") {
+                exports.push_str(&format!("{command}; "));
+                continue;
+            }
+            (output, from) = (shell(sandbox, &format!("{exports}cd {folder} && {command}"), place), 0);
             continue;
         }
         let found = output.lines().skip(from).position(|real| fits(line, real));
@@ -161,6 +173,31 @@ fn the_reference_is_true() {
         let shown = ["run", "plan"].map(|command| text.contains(&format!("cuda-agent {command} {name}")));
         assert!(shown.contains(&true) || name.starts_with("project/"), "no command of the document uses {name}");
         sandbox.good(&["plan", name]);
+    }
+}
+
+/// The part of the guide that takes place on one machine; what comes after it needs a bucket of a cloud.
+#[test]
+fn the_guide_to_sharing_is_true() {
+    let bucket = S3Server::seaweed().bucket();
+    let mut sandbox = sandbox(false);
+    sandbox.variables.extend(bucket.env.iter().filter(|(name, _)| name.contains("KEY")).cloned());
+    let text = document("docs/share.md").replace("http://127.0.0.1:8333", &bucket.endpoint);
+    let text = text.replace("s3://team/", &format!("{}/", bucket.url));
+    let skipped = text.find("## A project").unwrap();
+    let part = &text[skipped..text.find("## A real bucket").unwrap()];
+    let skipped = text[..skipped].lines().count();
+    let blocks = blocks(part);
+    assert!(blocks.len() >= 10, "blocks are found: {}", blocks.len());
+    for block in &blocks {
+        let place = format!("docs/share.md:{}", skipped + block.line);
+        match block.name() {
+            Some(name) => {
+                sandbox.write(name, &block.text);
+            }
+            None if block.language == "console" => console(&sandbox, block, &place),
+            None => panic!("{place}: no name"),
+        }
     }
 }
 

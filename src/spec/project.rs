@@ -95,6 +95,7 @@ fn store_problems(project: &Project) -> Vec<Problem> {
             ("endpoint", project.endpoint.is_some()),
             ("region", project.region.is_some()),
             ("single_writer", project.single_writer),
+            ("read_only", project.read_only),
             ("local_max", project.local_max.is_some()),
         ];
         for (field, _) in given.iter().filter(|(_, given)| *given) {
