@@ -14,6 +14,7 @@ use crate::digest::Digest;
 use crate::plan::graph::Graph;
 use crate::plan::{StagePlan, Verdict};
 use crate::schedule;
+use crate::store::record::has_result;
 use crate::store::{Record, RunManifest, Store};
 
 /// Results that are on their way at the same time; each may be many objects.
@@ -124,7 +125,7 @@ async fn of_runs(
         if name.as_ref().is_some_and(|name| *name != run.pipeline) {
             continue;
         }
-        let made = run.stages.values().filter(|entry| matches!(entry.outcome.as_str(), "hit" | "done"));
+        let made = run.stages.values().filter(|entry| has_result(&entry.outcome));
         keys.extend(made.filter_map(|entry| entry.key));
         runs.push(run);
         if !all {
