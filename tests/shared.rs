@@ -1,10 +1,12 @@
 //! Several machines and one bucket, on a real S3 server. A machine is a folder: all that it shares with the others is the bucket.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::support::Sandbox;
+use crate::support::proxy::{Faults, Proxy};
 use crate::support::s3::{Bucket, S3Server};
 
 const CHAIN: &str = "name: p
@@ -281,4 +283,65 @@ fn running_again_tells_what_can_be_reproduced_and_leaves_no_trace() {
     assert_eq!(one.executed(&["rows.yaml"]), [""; 0]);
     let none = one.bad(2, &["verify", "--pipeline", "p.yaml", "d"]);
     assert!(none.contains("there is no stage `d`"), "{none}");
+}
+
+/// However many stages there are: what is known to be shared is not asked about again.
+#[test]
+fn a_run_that_finds_everything_makes_a_handful_of_requests() {
+    let bucket = S3Server::seaweed().bucket();
+    let proxy = Proxy::start(&bucket.endpoint, Faults::default());
+    let one = machine(&bucket.at(proxy.endpoint()));
+    let stage = |number: usize| {
+        format!("  s{number}: {{ uses: run, run: 'echo {number} > outputs/out', outputs: {{ out: tree }} }}\n")
+    };
+    let wide: String = (0..60).map(stage).collect();
+    one.write("p.yaml", &format!("name: wide\nstages:\n{wide}"));
+    assert_eq!(one.executed(&["p.yaml"]).len(), 60);
+    proxy.take_counts();
+    assert_eq!(one.executed(&["p.yaml"]), [""; 0]);
+    let counts = proxy.take_counts();
+    assert!(counts.total <= 5, "{:#?}", counts.log);
+    // A machine that has nothing yet asks for each result, and not for what is in it twice.
+    let two = machine(&bucket.at(proxy.endpoint()));
+    two.write("p.yaml", &format!("name: wide\nstages:\n{wide}"));
+    assert_eq!(two.executed(&["p.yaml"]), [""; 0]);
+    let counts = proxy.take_counts();
+    assert!(counts.total <= 60 * 4 + 15, "{}", counts.total);
+}
+
+/// Ten wide, ten deep, 30 ms away: the hint of the last run lets a cold one fetch everything at once.
+#[test]
+fn a_cold_run_does_not_wait_for_one_stage_after_another() {
+    let bucket = S3Server::seaweed().bucket();
+    let proxy = Proxy::start(&bucket.endpoint, Faults::default());
+    let one = machine(&bucket);
+    let mut text = String::from("name: deep\nstages:\n");
+    for level in 0..10 {
+        for column in 0..10 {
+            let input = match level {
+                0 => String::new(),
+                _ => format!("inputs: {{ a: s{}_{column}.out }}, ", level - 1),
+            };
+            text.push_str(&format!(
+                "  s{level}_{column}: {{ uses: run, {input}run: 'echo {level} {column} > outputs/out', outputs: {{ out: tree }} }}\n"
+            ));
+        }
+    }
+    one.write("p.yaml", &text);
+    assert_eq!(one.executed(&["p.yaml"]).len(), 100);
+    proxy.set(Faults { latency: Duration::from_millis(30), ..Faults::default() });
+    let took = |hint: bool| {
+        let two = machine(&bucket.at(proxy.endpoint()));
+        two.write("p.yaml", &text);
+        if !hint {
+            bucket.list("team/v1/hints").iter().for_each(|name| bucket.delete(name));
+        }
+        let start = Instant::now();
+        assert_eq!(two.executed(&["p.yaml"]), [""; 0]);
+        start.elapsed().as_secs_f64()
+    };
+    // Ten levels after one another would be 0.6 s and more; tests may run beside each other, so the bars are wide.
+    let (with, without) = (took(true), took(false));
+    println!("100 stages, 30 ms away: {with:.2} s with the hint, {without:.2} s without");
+    assert!(with < 3.0 && without < 6.0, "{with} s with the hint, {without} s without");
 }
