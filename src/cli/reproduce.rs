@@ -176,14 +176,13 @@ async fn compare(
     };
     let outputs = diff::outputs(sketch, before, &after).await?;
     // What a kind measures may differ; everything else must be the same.
-    let free = stage.kind.determinism != Determinism::Exact;
+    let is_free = stage.kind.determinism != Determinism::Exact;
+    let may_differ = |output: &OutputDifference| {
+        output.only_measurements() || is_free && matches!(output, OutputDifference::Tree { .. })
+    };
     let verdict = if outputs.values().all(|output| matches!(output, OutputDifference::SameResult)) {
         "same"
-    } else if outputs.values().all(|output| output.only_measurements()) {
-        "measurements differ"
-    } else if free
-        && outputs.values().all(|output| matches!(output, OutputDifference::Tree { .. } | OutputDifference::SameResult))
-    {
+    } else if outputs.values().all(may_differ) {
         "measurements differ"
     } else {
         "differs"

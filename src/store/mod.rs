@@ -264,7 +264,7 @@ impl Store {
             }
             self.near.delete(&name).await?;
         }
-        let bytes = self.from_far(&name, is_good).await?;
+        let bytes = self.read_far(&name, is_good).await?;
         if let Some(bytes) = &bytes {
             self.near.overwrite(&name, bytes.clone()).await?;
         }
@@ -273,7 +273,7 @@ impl Store {
 
     /// Reads a far object. What is wrong twice is damaged and removed, so that nobody mistakes it for a good one;
     /// once could be the wire.
-    async fn from_far(&self, name: &str, is_good: impl Fn(&Bytes) -> bool) -> Result<Option<Bytes>, StoreError> {
+    async fn read_far(&self, name: &str, is_good: impl Fn(&Bytes) -> bool) -> Result<Option<Bytes>, StoreError> {
         let Some(far) = &self.far else { return Ok(None) };
         for _ in 0..2 {
             let Some(bytes) = far.tier.read(name).await? else {
@@ -521,7 +521,7 @@ impl Store {
             }
             self.near.delete(&name).await?;
         }
-        let bytes = self.from_far(&name, is_good).await?;
+        let bytes = self.read_far(&name, is_good).await?;
         if let Some(bytes) = &bytes {
             self.near.overwrite(&name, bytes.clone()).await?;
         }
