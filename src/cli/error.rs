@@ -7,6 +7,7 @@ use crate::plan::PlanError;
 use crate::plan::graph::SelectError;
 use crate::spec::SpecErrors;
 use crate::store::StoreError;
+use crate::store::remote::RemoteError;
 
 /// Exit statuses; `--help` lists them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +107,12 @@ impl CliError {
 impl From<StoreError> for CliError {
     fn from(error: StoreError) -> Self {
         Self { hint: error.hint.clone(), ..Self::environment(error.to_string()) }
+    }
+}
+
+impl From<RemoteError> for CliError {
+    fn from(error: RemoteError) -> Self {
+        Self { hint: error.hint, ..Self::environment(error.message) }
     }
 }
 

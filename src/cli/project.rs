@@ -81,12 +81,9 @@ impl Project {
         let near = Tier::folder_at(&self.root)?;
         if self.common.offline {
             // Without credentials, too.
-            return Ok(Store::offline(near, url.trim_end_matches('/')));
+            return Ok(Store::offline(near, &remote::shown(url)?));
         }
-        let opened = remote::open(url, &options).map_err(|error| {
-            let told = CliError::environment(error.message);
-            error.hint.into_iter().fold(told, CliError::with_hint)
-        })?;
+        let opened = remote::open(url, &options)?;
         let far = Tier::over(opened.backend, &opened.url);
         let far = if options.single_writer { far.for_single_writer() } else { far };
         Ok(match self.common.read_only || self.settings.read_only {

@@ -86,6 +86,7 @@ impl PlanError {
                      interpreter with `python:` in cuda-agent.yaml or CUDA_AGENT_PYTHON"
                 ))
             }
+            Self::Store(error) => error.hint.clone(),
             _ => None,
         }
     }

@@ -103,7 +103,8 @@ pub enum Again {
 impl Store {
     /// Opens a store of one tier by URL: `file:///folder`, a plain path, or `memory://`.
     pub fn open(url: &str) -> Result<Self, StoreError> {
-        let refuse = |message: String| StoreError::new(url, "open", "", message);
+        // What is no store may still have a password in it.
+        let refuse = |message: String| StoreError::new(&remote::redacted(url), "open", "", message);
         if let Some((scheme, rest)) = url.split_once("://") {
             return match scheme {
                 "file" => Self::open_folder(FilePath::new(rest)),

@@ -98,6 +98,11 @@ pub fn is_remote(url: &str) -> bool {
     url.split_once("://").is_some_and(|(scheme, _)| Scheme::named(scheme).is_some())
 }
 
+/// The URL of a remote store as [`open`] shows it, for those who don't open it. What [`open`] refuses is refused.
+pub fn shown(url: &str) -> Result<String, RemoteError> {
+    Ok(Address::parse(url)?.to_string())
+}
+
 /// Prepares the way to a remote store. Makes no request, so it says nothing about whether the store is there.
 pub fn open(url: &str, options: &RemoteOptions) -> Result<Opened, RemoteError> {
     open_from(url, options, &Surroundings::detect())

@@ -59,6 +59,7 @@ fn urls_are_taken_apart() {
         let address = Address::parse(url).unwrap();
         assert_eq!((address.bucket.as_str(), address.folder.as_ref()), (bucket, folder), "{url}");
         assert_eq!(address.to_string(), shown);
+        assert_eq!(super::shown(url).as_deref(), Ok(shown));
     }
 }
 
