@@ -375,7 +375,8 @@ impl<'a> Driver<'a> {
     /// How many rows to have at hand: for every program that could run some, and what the pace so far would need.
     fn enough(&self) -> usize {
         let pace = self.answered as f64 / self.begun.elapsed().as_secs_f64().max(0.1);
-        (self.window() * 16).max((pace * AHEAD.as_secs_f64()) as usize)
+        let programs = self.workers.len().max(1);
+        (self.window() * programs * 2).max((pace * AHEAD.as_secs_f64()) as usize)
     }
 
     /// Claims more rows, so that no other run does them too. Parts that others have are left to them.
@@ -383,12 +384,13 @@ impl<'a> Driver<'a> {
         let context = self.job.context.clone();
         let store = &context.store;
         let mut claimed = Vec::new();
-        while self.todo.len() + claimed.iter().map(|(_, rows): &(u8, Vec<usize>)| rows.len()).sum::<usize>()
-            < self.enough()
-            && !self.unclaimed.is_empty()
-        {
-            let count = self.unclaimed.len().min(CLAIMS);
-            let parts: Vec<_> = self.unclaimed.drain(..count).collect();
+        let rows_of = |parts: &[(u8, Vec<usize>)]| parts.iter().map(|(_, rows)| rows.len()).sum::<usize>();
+        while self.todo.len() + rows_of(&claimed) < self.enough() && !self.unclaimed.is_empty() {
+            let mut parts = Vec::new();
+            while self.todo.len() + rows_of(&claimed) + rows_of(&parts) < self.enough() && parts.len() < CLAIMS {
+                let Some(part) = self.unclaimed.pop_front() else { break };
+                parts.push(part);
+            }
             let names: Vec<String> =
                 parts.iter().map(|(part, _)| lease::of_rows(&self.base, self.epoch, *part)).collect();
             let asking = names.iter().map(|name| store.lease(name, &context.holder, &context.observer));
