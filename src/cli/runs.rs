@@ -1,6 +1,7 @@
 //! `status`, `runs` and `log`: what runs recorded.
 
 use clap::Args;
+use futures::StreamExt;
 use serde_json::json;
 
 use super::project::Project;
@@ -53,11 +54,13 @@ pub fn outcome(run: &RunManifest) -> String {
 }
 
 async fn run_named(store: &Store, name: Option<&str>) -> Result<RunManifest, CliError> {
-    let ids = store.runs().await?;
     let Some(name) = name else {
+        let own = store.own().await?;
+        let ids = own.runs().await?;
         let id = ids.first().ok_or_else(|| no_run(store))?;
-        return store.run(id).await?.ok_or_else(|| gone(id));
+        return own.run(id).await?.ok_or_else(|| gone(id));
     };
+    let ids = store.runs().await?;
     // Runs of one day begin alike, so the end of an id will do as well.
     let matching: Vec<&String> = ids.iter().filter(|id| id.starts_with(name) || id.ends_with(name)).collect();
     match matching.as_slice() {
@@ -84,9 +87,10 @@ fn gone(run: &str) -> CliError {
 /// where none is known).
 pub async fn run_by_word(store: &Store, pipeline: Option<&str>, word: &str) -> Result<RunManifest, CliError> {
     let Some(back) = steps_back(word) else { return run_named(store, Some(word)).await };
+    let store = store.own().await?;
     let mut found = 0;
-    for id in store.runs().await? {
-        let Ok(Some(run)) = store.run(&id).await else { continue };
+    let mut runs = store.manifests(usize::MAX).await?;
+    while let Some(run) = runs.next().await {
         if pipeline.is_some_and(|pipeline| pipeline != run.pipeline) {
             continue;
         }
@@ -135,8 +139,9 @@ pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliEr
     }
     let mut lines = String::new();
     let mut values = Vec::new();
-    for id in store.runs().await?.into_iter().take(options.limit) {
-        let Ok(Some(run)) = store.run(&id).await else { continue };
+    let mut listed = store.manifests(options.limit).await?;
+    while let Some(run) = listed.next().await {
+        let id = run.run.clone();
         let count = |word: &str| run.stages.values().filter(|entry| entry.outcome == word).count();
         let took = run.ended_at.map_or(crate::now(), |end| end) - run.started_at;
         let took = crate::execute::seconds(std::time::Duration::from_secs_f64(took.max(0.0)));
@@ -189,11 +194,14 @@ pub async fn log(project: &Project, options: LogOptions) -> Result<Exit, CliErro
             CliError::usage("`-p` does not choose a log").with_hint("`--run ID` does; `cuda-agent runs` lists them")
         );
     }
-    let store = project.existing_store()?;
+    let mut store = project.existing_store()?;
     let name = format!("{}.log", file_name(&options.stage));
     let ids = match &options.run {
         Some(run) => vec![run_named(&store, Some(run)).await?.run],
-        None => store.runs().await?,
+        None => {
+            store = store.own().await?;
+            store.runs().await?
+        }
     };
     for id in &ids {
         // A stage that runs now has its log on this machine.
@@ -218,8 +226,9 @@ pub async fn log(project: &Project, options: LogOptions) -> Result<Exit, CliErro
 
 /// The newest record of a stage that a run used or made, with the run's id.
 pub async fn newest_key(store: &Store, pipeline: Option<&str>, stage: &str) -> Result<Option<Digest>, CliError> {
-    for id in store.runs().await?.into_iter().take(200) {
-        let Ok(Some(run)) = store.run(&id).await else { continue };
+    let store = store.own().await?;
+    let mut runs = store.manifests(200).await?;
+    while let Some(run) = runs.next().await {
         if pipeline.is_some_and(|pipeline| pipeline != run.pipeline) {
             continue;
         }

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use futures::StreamExt;
+
 use super::Resolved;
 use crate::digest::Digest;
 use crate::key::{MissReason, difference};
@@ -30,12 +32,13 @@ impl History {
     pub async fn load(store: &Store, pipeline: &str) -> Result<Self, StoreError> {
         let mut history = Self::default();
         let mut found = 0;
-        for id in store.runs().await?.into_iter().take(LOOK) {
-            // A manifest that cannot be read costs a reason, not the run.
-            let Ok(Some(run)) = store.run(&id).await else { continue };
+        // A manifest that cannot be read costs a reason, not the run.
+        let mut runs = store.manifests(LOOK).await?;
+        while let Some(run) = runs.next().await {
             if run.pipeline != pipeline {
                 continue;
             }
+            let id = run.run;
             for (stage, entry) in run.stages {
                 if let Some(key) = entry.key {
                     history.stages.entry(stage).or_default().push((id.clone(), key, entry.outcome));

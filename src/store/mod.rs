@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::{Stream, StreamExt};
 use object_store::ObjectStore;
 
 use crate::artifact::{Artifact, tree};
@@ -590,6 +591,20 @@ impl Store {
         names.sort_unstable_by(|a, b| b.cmp(a));
         names.dedup();
         Ok(names)
+    }
+
+    /// Manifests of at most so many runs, newest first, a few of them fetched ahead. One that cannot be read is left out.
+    pub async fn manifests(&self, most: usize) -> Result<impl Stream<Item = RunManifest>, StoreError> {
+        const AHEAD: usize = 16;
+        let ids = self.runs().await?.into_iter().take(most);
+        let reading = ids.map(move |id| async move { self.run(&id).await.ok().flatten() });
+        Ok(Box::pin(futures::stream::iter(reading).buffered(AHEAD).filter_map(std::future::ready)))
+    }
+
+    /// This machine's part of the store, where it has any runs: what somebody did here is what they mean by "the last run".
+    pub async fn own(&self) -> Result<Self, StoreError> {
+        let nearby = self.nearby();
+        Ok(if nearby.runs().await?.is_empty() { self.clone() } else { nearby })
     }
 
     /// Keeps what a stage printed.
