@@ -445,9 +445,10 @@ impl Store {
                 return Ok(near);
             }
             (generation, _) if *generation < near.0 => return Ok(near),
+            // What is damaged there is good here: sharing it goes past the damage.
+            (generation, None) if *generation == near.0 && near.1.is_some() => return Ok(near),
             (generation, Some(record)) => {
-                let bytes = serde_json::to_vec(record).expect("records are plain data");
-                self.near.overwrite(&record_name(key, *generation), bytes).await?;
+                self.near.overwrite(&record_name(key, *generation), record.to_bytes()).await?;
                 if near.0 > 0 && near.0 < *generation {
                     remove_older(&self.near, key, *generation).await?;
                 }
@@ -490,8 +491,7 @@ impl Store {
             }
             Err(error) => {
                 far.set_unshared(&record.key, &error);
-                let bytes = serde_json::to_vec(&record).expect("records are plain data");
-                self.near.overwrite(&record_name(&record.key, after + 1), bytes).await?;
+                self.near.overwrite(&record_name(&record.key, after + 1), record.to_bytes()).await?;
                 Ok(Commit { generation: after + 1, record, ours: true })
             }
         }
@@ -666,8 +666,8 @@ impl Store {
 async fn newest_in(tier: &Tier, key: &Digest, announced: Option<u32>) -> Result<(u32, Option<Record>), StoreError> {
     let mut newest = None;
     let mut generation = announced.unwrap_or(1).max(1);
-    while let Some(bytes) = tier.read(&record_name(key, generation)).await? {
-        newest = Some((generation, bytes));
+    while let Some(record) = read_record(tier, key, generation).await? {
+        newest = Some((generation, record));
         generation += 1;
         if announced.is_some() {
             break;
@@ -683,13 +683,25 @@ async fn newest_in(tier: &Tier, key: &Digest, announced: Option<u32>) -> Result<
         let names = tier.list(&folder).await?;
         let highest = names.iter().filter_map(|meta| meta.name.parse::<u32>().ok()).max();
         if let Some(highest) = highest {
-            newest = tier.read(&record_name(key, highest)).await?.map(|bytes| (highest, bytes));
+            newest = read_record(tier, key, highest).await?.map(|record| (highest, record));
         }
     }
-    let Some((generation, bytes)) = newest else { return Ok((0, None)) };
     // A damaged record is no record: the stage runs again and writes the next generation.
-    let record = serde_json::from_slice::<Record>(&bytes).ok().filter(|record| record.key == *key);
-    Ok((generation, record))
+    Ok(newest.unwrap_or((0, None)))
+}
+
+/// Reads a record: `None` where there is none, and none in it where what is there is damaged. What is wrong once could be
+/// the wire.
+async fn read_record(tier: &Tier, key: &Digest, generation: u32) -> Result<Option<Option<Record>>, StoreError> {
+    let name = record_name(key, generation);
+    for _ in 0..2 {
+        let Some(bytes) = tier.read(&name).await? else { return Ok(None) };
+        let record = Record::from_bytes(&bytes).filter(|record| record.key == *key);
+        if record.is_some() {
+            return Ok(Some(record));
+        }
+    }
+    Ok(Some(None))
 }
 
 /// Removes what a tier holds of a key below a generation.
@@ -706,7 +718,7 @@ async fn remove_older(tier: &Tier, key: &Digest, generation: u32) -> Result<(), 
 /// Publishes a record in a tier as the generation after `after`; whoever loses the race gets the winner's record. In a far
 /// tier, replacements are announced before they come.
 async fn commit_in(tier: &Tier, far: Option<&Far>, record: Record, after: u32) -> Result<Commit, StoreError> {
-    let bytes = Bytes::from(serde_json::to_vec(&record).expect("records are plain data"));
+    let bytes = record.to_bytes();
     let mut generation = after + 1;
     let mut conflicts = 0;
     loop {
@@ -720,13 +732,13 @@ async fn commit_in(tier: &Tier, far: Option<&Far>, record: Record, after: u32) -
         if tier.create(&name, bytes.clone()).await? {
             return Ok(Commit { generation, record, ours: true });
         }
-        match tier.read(&name).await?.map(|there| serde_json::from_slice::<Record>(&there)) {
-            Some(Ok(other)) if other.key == record.key => {
+        match read_record(tier, &record.key, generation).await? {
+            Some(Some(other)) => {
                 let ours = other.nonce == record.nonce;
                 return Ok(Commit { generation, record: other, ours });
             }
             // Damaged: it can never be read again, so go past it.
-            Some(_) => generation += 1,
+            Some(None) => generation += 1,
             None if conflicts == CONFLICTS => {
                 return Err(tier.error(
                     "write",

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -42,6 +43,32 @@ pub struct Record {
     /// The last value of each metric that the program sent.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metrics: BTreeMap<String, f64>,
+}
+
+/// What comes before the digest of a stored record, which is its last member.
+const CHECK: &str = ",\"check\":\"";
+
+impl Record {
+    /// What is stored: JSON, with the digest of what comes before it as the last member. A record has no name by which
+    /// its bytes could be checked, as blobs have.
+    pub fn to_bytes(&self) -> Bytes {
+        let mut text = serde_json::to_string(self).expect("records are plain data");
+        text.pop();
+        let check = Digest::of_bytes(text.as_bytes());
+        format!("{text}{CHECK}{check}\"}}").into()
+    }
+
+    /// Reads what is stored; `None` where that is damaged.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let record: Self = serde_json::from_slice(bytes).ok()?;
+        let at = bytes.len().checked_sub(CHECK.len() + 64 + 2)?;
+        let (text, check) = bytes.split_at(at);
+        match check.strip_prefix(CHECK.as_bytes()) {
+            Some(check) => check.starts_with(Digest::of_bytes(text).to_string().as_bytes()).then_some(record),
+            // Written before there was one.
+            None => Some(record),
+        }
+    }
 }
 
 /// How a by-row stage came by its rows.
@@ -158,4 +185,42 @@ pub struct Tag {
     pub key: Digest,
     /// Its output.
     pub output: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_with_any_other_bit_is_damaged_or_the_same() {
+        let preimage: Preimage = serde_json::from_value(serde_json::json!({
+            "schema": 1, "kind": "k", "program": { "version": "1" }, "params": {}, "inputs": {}, "env": {}, "secrets": [],
+            "toolchain": {},
+        }))
+        .unwrap();
+        let record = Record {
+            schema: 1,
+            key: preimage.key(),
+            kind: "k".into(),
+            nonce: "n".into(),
+            preimage,
+            base: None,
+            outputs: BTreeMap::new(),
+            created_at: 0.0,
+            run: "r".into(),
+            accepted_from: None,
+            duration_s: 0.0,
+            rows: None,
+            metrics: BTreeMap::new(),
+        };
+        let bytes = record.to_bytes();
+        assert_eq!(Record::from_bytes(&bytes), Some(record.clone()));
+        for (place, bit) in (0..bytes.len()).flat_map(|place| (0..8).map(move |bit| (place, bit))) {
+            let mut other = bytes.to_vec();
+            other[place] ^= 1 << bit;
+            assert!(Record::from_bytes(&other).is_none_or(|read| read == record), "bit {bit} of byte {place}");
+        }
+        let unchecked = serde_json::to_vec(&record).unwrap();
+        assert_eq!(Record::from_bytes(&unchecked), Some(record));
+    }
 }

@@ -29,8 +29,7 @@ impl Store {
         let commit = commit_in(&far.tier, Some(far), record, generation - 1).await?;
         let key = commit.record.key;
         far.set_absent(&key, false);
-        let bytes = serde_json::to_vec(&commit.record).expect("records are plain data");
-        self.near.overwrite(&record_name(&key, commit.generation), bytes).await?;
+        self.near.overwrite(&record_name(&key, commit.generation), commit.record.to_bytes()).await?;
         if commit.generation > 1 {
             remove_older(&self.near, &key, commit.generation).await?;
         }
