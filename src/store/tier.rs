@@ -6,6 +6,7 @@ use std::io::Read;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
@@ -25,6 +26,8 @@ const PIECES: usize = 8;
 const MOST_PARTS: u64 = 9_000;
 /// How often a body that broke off is asked for again.
 const TRIES: u32 = 4;
+/// What fails sooner than that was not waited for.
+const SOON: Duration = Duration::from_secs(5);
 
 /// What a listing tells of an object.
 #[derive(Clone, Debug, PartialEq)]
@@ -205,9 +208,17 @@ impl Tier {
             return Ok(Vec::new());
         }
         let root = Path::from(prefix);
-        let listing = self.backend.list(Some(&root)).try_collect::<Vec<_>>().await;
+        let mut tries = 1;
+        let listing = loop {
+            let begun = Instant::now();
+            match self.backend.list(Some(&root)).try_collect::<Vec<_>>().await {
+                Ok(listing) => break listing,
+                // The body broke off, which is not retried below us as requests are.
+                Err(object_store::Error::Generic { .. }) if tries < TRIES && begun.elapsed() < SOON => tries += 1,
+                Err(error) => return Err(self.failed("list", prefix, error)),
+            }
+        };
         let mut found: Vec<Meta> = listing
-            .map_err(|error| self.failed("list", prefix, error))?
             .into_iter()
             .filter_map(|meta| {
                 let parts: Vec<_> = meta.location.prefix_match(&root)?.map(|part| decoded(part.as_ref())).collect();
