@@ -33,7 +33,7 @@ install = $(VENV_PYTHON) -m uv pip install --quiet --python $(VENV_PYTHON) --req
 # Stray bytecode beside the stages' sources would make cargo look at them again.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help quickstart test test-rust test-python bench bench-store venv venv-dev azurite build tools python-tools relock relock-python
+.PHONY: help quickstart test test-rust test-python chaos bench bench-store venv venv-dev azurite build tools python-tools relock relock-python
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -54,6 +54,12 @@ test-python: venv-dev tools
 	cargo build --workspace --locked --quiet
 	CUDA_AGENT_BIN=$(abspath $(TARGET))/debug/cuda-agent PYTHONPATH=stages/protocol/python:stages/ops/python \
 		$(VENV_PYTHON) -m pytest -q -p no:cacheprovider --import-mode=importlib stages tests/python
+
+# Each scenario so many times; docs/chaos.md has what they are and what came of them.
+chaos: venv-dev tools ## The chaos suite at length: kills, faults, damage (`CHAOS=50` rounds of each, `SEED=1`)
+	CUDA_AGENT_CHAOS=$(or $(CHAOS),10) CUDA_AGENT_CHAOS_SEED=$(or $(SEED),$(shell date +%s)) \
+		cargo test --package cuda-agent --test integration --locked --quiet -- --exact --nocapture \
+		chaos::nothing_is_lost_or_wrong_in_chaos
 
 bench: build ## Compare with ninja, DVC and Snakemake; `BENCH="--quick"` leaves out the slow peers
 	python3 bench/run.py --binary $(RELEASE) $(BENCH)

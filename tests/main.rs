@@ -2,6 +2,7 @@
 
 mod architecture;
 mod by_row;
+mod chaos;
 mod cli;
 mod docs;
 mod engine;

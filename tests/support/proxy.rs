@@ -154,6 +154,11 @@ impl Proxy {
         self.state.counts.lock().unwrap().clone()
     }
 
+    /// How many requests' lines in the log contain this.
+    pub fn seen(&self, part: &str) -> usize {
+        self.state.counts.lock().unwrap().log.iter().filter(|line| line.contains(part)).count()
+    }
+
     /// What was counted so far, counting from nothing again.
     pub fn take_counts(&self) -> Counts {
         std::mem::take(&mut self.state.counts.lock().unwrap())
