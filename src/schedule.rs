@@ -277,7 +277,13 @@ impl Scheduler {
 
     fn skip_after(&mut self, stage: usize, skipped: &mut Vec<usize>) {
         for consumer in self.consumers[stage].clone() {
-            if !self.states[consumer].is_over() {
+            // One that runs has what it needs (its producer was made once more for another), and ends by itself.
+            if !self.states[consumer].is_over() && self.states[consumer] != State::Running {
+                let rank = self.rank(consumer);
+                self.ready.remove(&rank);
+                if self.queued.remove(&rank) {
+                    self.queued_without_cpu -= usize::from(self.needs[consumer].cpu == 0);
+                }
                 self.states[consumer] = State::Skipped;
                 self.unfinished -= 1;
                 skipped.push(consumer);

@@ -100,7 +100,7 @@ async fn a_missing_blob_is_a_miss_and_is_made_again() {
     let mut lab = Lab::new();
     let (report, _) = lab.run(CHAIN).await;
     let blob = report.outputs["a"]["out"].parts[0];
-    lab.store.delete(&cuda_agent::store::blob_name(&blob)).await.unwrap();
+    lab.store.near().delete(&cuda_agent::store::blob_name(&blob)).await.unwrap();
     let plan = lab.plan(CHAIN).await;
     assert!(plan.starts_with("a: miss (output `out` is missing from the store or damaged)"), "{plan}");
     assert_eq!(lab.launches(CHAIN).await, ["a"]);

@@ -160,7 +160,12 @@ pub async fn export(project: &Project, options: ExportOptions) -> Result<Exit, C
             folder.join(attempt::artifact_name(&port, artifact.port_type))
         };
         let size = artifact.size;
-        let target = place(&store, &port, artifact, &target).await?;
+        let placed = place(&store, &port, artifact, &target).await;
+        if placed.is_err() {
+            // The next run looks at it again instead of trusting what is known of it.
+            store.distrust(&found.key).await?;
+        }
+        let target = placed?;
         made.push((target, size));
     }
     if project.common.json {
@@ -192,6 +197,7 @@ pub async fn tag(project: &Project, options: TagOptions) -> Result<Exit, CliErro
             .with_hint("letters, digits, `_`, `-` and `.` on both sides: `ops@v1`"));
     };
     let store = project.shared_store().await?;
+    project.refuse_read_only(&store)?;
     let found = find(project, &store, &options.what).await?;
     let Some((output, artifact)) = found.outputs.iter().next().filter(|_| found.outputs.len() == 1) else {
         let names: Vec<&str> = found.outputs.keys().map(String::as_str).collect();
@@ -199,10 +205,8 @@ pub async fn tag(project: &Project, options: TagOptions) -> Result<Exit, CliErro
             .with_hint(format!("name one of {}", names.join(", "))));
     };
     // A name that others can see must not name what they cannot get.
-    if let Some((generation, record)) = store.record(&found.key).await?
-        && !store.is_shared(&found.key, generation)
-    {
-        store.commit(record, generation - 1).await?;
+    if let Some((generation, record)) = store.record(&found.key).await? {
+        store.offer(record, generation).await?;
         project.require_shared(&store)?;
     }
     store.put_tag(name, tag, &Tag { key: found.key, output: output.clone() }).await?;

@@ -47,6 +47,9 @@ pub async fn gc(project: &Project, options: Options) -> Result<Exit, CliError> {
     if store.is_offline() {
         return Err(CliError::usage("offline nobody can tell what others use").with_hint("leave `--offline` out"));
     }
+    if options.delete {
+        project.refuse_read_only(&store)?;
+    }
     let policy =
         Policy { keep_last: options.keep_last, older_than: options.older_than, grace: grace(), now_alone: options.now };
     let told = if options.delete {

@@ -31,7 +31,12 @@ pub async fn show(project: &Project, options: Options) -> Result<Exit, CliError>
     let mut values = serde_json::Map::new();
     let mut text = String::new();
     for (port, artifact) in &found.outputs {
-        let mut value = described(&store, artifact, options.rows).await?;
+        let described = described(&store, artifact, options.rows).await;
+        if described.is_err() {
+            // The next run looks at it again instead of trusting what is known of it.
+            store.distrust(&found.key).await?;
+        }
+        let mut value = described?;
         text.push_str(&in_words(port, artifact, &value, options.full));
         if let Some(key) = found.accepted_from {
             value["accepted_from"] = json!(key);

@@ -108,6 +108,15 @@ impl Project {
             .with_hint("the next run shares them, and so does `cuda-agent push`"))
     }
 
+    /// For commands that are about writing to the store.
+    pub fn refuse_read_only(&self, store: &Store) -> Result<(), CliError> {
+        match store.far().is_some_and(|far| far.is_read_only()) {
+            true => Err(CliError::usage("this writes to the shared store, which is to be read only")
+                .with_hint("leave out --read-only, or `read_only:` in cuda-agent.yaml")),
+            false => Ok(()),
+        }
+    }
+
     /// A shared store is asked at its first use whether it keeps what is there.
     pub async fn require_writable(&self, store: &Store) -> Result<(), CliError> {
         const TRUSTED: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -115,13 +124,16 @@ impl Project {
         let name = Digest::of_bytes(store.url().as_bytes()).to_string();
         let mark = self.folders.cache.join(format!("probed-{}", &name[..8]));
         let probed = std::fs::metadata(&mark).and_then(|metadata| metadata.modified());
-        if self.settings.single_writer || probed.is_ok_and(|time| time.elapsed().is_ok_and(|age| age < TRUSTED)) {
+        let is_recent = probed.is_ok_and(|time| time.elapsed().is_ok_and(|age| age < TRUSTED));
+        // Another store at the same address is another server, perhaps.
+        let is_same = is_recent && std::fs::read_to_string(&mark).ok().as_deref() == Some(far.id().await?);
+        if self.settings.single_writer || is_same {
             return Ok(());
         }
         match store.probe().await {
             Ok(Probe::Keeps) => {
                 let _ = std::fs::create_dir_all(&self.folders.cache);
-                let _ = std::fs::write(&mark, "");
+                let _ = std::fs::write(&mark, far.id().await?);
                 Ok(())
             }
             Ok(Probe::Overwrites) => Err(overwrites(far.tier.url())),
@@ -131,6 +143,9 @@ impl Project {
 
     /// Makes room on this machine: what is in the shared store too need not all be kept here.
     pub async fn evict(&self, store: &Store) -> Result<(), CliError> {
+        // Where nothing went or came, nothing has grown.
+        let Some(far) = store.far().filter(|far| far.sent().0 + far.received().0 > 0) else { return Ok(()) };
+        far.write_known();
         let limit = self.settings.local_max.unwrap_or(LOCAL_MAX);
         let since = oldest_live(&self.folders.work).unwrap_or_else(SystemTime::now);
         store.evict(limit, since).await?;

@@ -94,7 +94,9 @@ pub async fn run(project: &Project, options: Options) -> Result<Exit, CliError> 
     if recorder.out.take().is_some() {
         store.share_log(&report.run, "events.jsonl").await?;
     }
-    project.evict(&store).await?;
+    if let Err(error) = project.evict(&store).await {
+        eprintln!("warning: nothing was evicted from this machine: {}", error.message);
+    }
     if !project.common.json {
         say_what_is_there(&engine.pipeline, &graph, &store, &report);
     }

@@ -135,6 +135,7 @@ pub async fn status(project: &Project, options: StatusOptions) -> Result<Exit, C
 pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliError> {
     let store = project.existing_store()?;
     if options.pin.is_some() || options.unpin.is_some() {
+        project.refuse_read_only(&store)?;
         return pin(project, &store, &options).await;
     }
     let mut lines = String::new();
@@ -226,15 +227,21 @@ pub async fn log(project: &Project, options: LogOptions) -> Result<Exit, CliErro
 
 /// The newest record of a stage that a run used or made, with the run's id.
 pub async fn newest_key(store: &Store, pipeline: Option<&str>, stage: &str) -> Result<Option<Digest>, CliError> {
-    let store = store.own().await?;
-    let mut runs = store.manifests(200).await?;
-    while let Some(run) = runs.next().await {
-        if pipeline.is_some_and(|pipeline| pipeline != run.pipeline) {
-            continue;
+    let has_far = store.far().is_some();
+    // What was made here comes first; where nothing was, somebody else may have.
+    for store in [store.nearby(), store.clone()] {
+        let mut runs = store.manifests(200).await?;
+        while let Some(run) = runs.next().await {
+            if pipeline.is_some_and(|pipeline| pipeline != run.pipeline) {
+                continue;
+            }
+            let entry = run.stages.get(stage).filter(|entry| has_result(&entry.outcome));
+            if let Some(key) = entry.and_then(|entry| entry.key) {
+                return Ok(Some(key));
+            }
         }
-        let entry = run.stages.get(stage).filter(|entry| has_result(&entry.outcome));
-        if let Some(key) = entry.and_then(|entry| entry.key) {
-            return Ok(Some(key));
+        if store.far().is_none() && !has_far {
+            break;
         }
     }
     Ok(None)

@@ -41,8 +41,8 @@ pub struct PullOptions {
 pub async fn push(project: &Project, options: PushOptions) -> Result<Exit, CliError> {
     let store = project.shared_store().await?;
     let far = needs_far(&store)?;
+    project.refuse_read_only(&store)?;
     let nearby = store.nearby();
-    far.catch_up().await?;
     let (keys, runs) = match options.what.is_empty() {
         true => of_runs(project, &nearby, options.all).await?,
         false => {
@@ -99,14 +99,12 @@ enum Pushed {
 }
 
 async fn push_one(store: &Store, nearby: &Store, key: Digest) -> Result<Pushed, CliError> {
-    let (generation, Some(record)) = nearby.newest(&key).await? else { return Ok(Pushed::Gone) };
-    if store.is_shared(&key, generation) {
-        return Ok(Pushed::Before);
-    }
-    let (_, before) = store.newest(&key).await?;
-    let theirs = before.is_some_and(|before| before.nonce != record.nonce);
-    let commit = store.commit(record, generation - 1).await?;
-    Ok(if theirs || !commit.ours { Pushed::Before } else { Pushed::Now })
+    let (_, Some(ours)) = nearby.newest(&key).await? else { return Ok(Pushed::Gone) };
+    let (generation, Some(record)) = store.newest(&key).await? else { return Ok(Pushed::Gone) };
+    let there = record.nonce != ours.nonce || store.is_shared(&record, generation);
+    let made = record.nonce.clone();
+    let shared = store.offer(record, generation).await?;
+    Ok(if there || shared.nonce != made { Pushed::Before } else { Pushed::Now })
 }
 
 /// What the newest run of the pipeline found or made, or all runs; with their manifests.
@@ -144,7 +142,6 @@ async fn of_runs(
 pub async fn pull(project: &Project, options: PullOptions) -> Result<Exit, CliError> {
     let store = project.store()?;
     let far = needs_far(&store)?;
-    far.catch_up().await?;
     let mut records: BTreeMap<String, Record> = BTreeMap::new();
     let mut absent = Vec::new();
     let (tags, stages): (Vec<&String>, Vec<&String>) = options.what.iter().partition(|what| split_tag(what).is_some());
@@ -165,7 +162,14 @@ pub async fn pull(project: &Project, options: PullOptions) -> Result<Exit, CliEr
     let total = records.len();
     let pulling = records.into_iter().map(|(what, record)| {
         let store = &store;
-        async move { Ok::<_, CliError>(store.pull(&record).await?.map(|_| what)) }
+        async move {
+            let lost = store.pull(&record).await?.is_some();
+            if lost {
+                // The next run looks at it again instead of trusting what is known of it.
+                store.distrust(&record.key).await?;
+            }
+            Ok::<_, CliError>(lost.then_some(what))
+        }
     });
     let lost: Vec<_> = futures::stream::iter(pulling).buffer_unordered(RESULTS).try_collect().await?;
     let lost: Vec<String> = lost.into_iter().flatten().collect();

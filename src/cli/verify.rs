@@ -32,6 +32,9 @@ pub async fn verify(project: &Project, options: Options) -> Result<Exit, CliErro
         return reproduce::run_again(project, options.again).await;
     }
     let store = project.existing_store()?;
+    if !options.dry_run {
+        project.refuse_read_only(&store)?;
+    }
     let bar = bar(!project.common.json);
     let mut show = |progress: Progress| {
         bar.set_length(progress.total.objects);

@@ -19,12 +19,13 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::mpsc;
 
 use super::launch::{Channels, EVENTS, Exit, Stop};
-use super::{Failure, Job, Message, attempt, stage};
+use super::{Failure, Job, Message, Pass, attempt, stage};
 use crate::artifact::{json, table};
 use crate::digest::Digest;
 use crate::event::RunEvent;
 use crate::key::row_seed;
 use crate::rows::assembly::Results;
+use crate::rows::index::Place;
 use crate::rows::journal::{self, Journal};
 use crate::rows::{RowIndex, SegmentSchema, segment};
 use crate::store::lease::{self, Asked, Lease};
@@ -64,9 +65,14 @@ pub async fn execute(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
     let index = RowIndex::load(&store, &base, &cache).await?;
     // A refresh does every row again, and its results win over those that are there.
     let refresh = job.is_refresh();
-    let epoch = index.epoch() + u32::from(refresh);
-    let again = |row: &Digest| refresh && job.context.sample.is_none_or(|sample| sample.has(row));
-    let todo = missing(&rows.digests, |row| !again(row) && index.find(row).is_some());
+    let before = job.context.passes.lock().expect("no panic happens under this lock").get(&job.index).cloned();
+    let before = before.unwrap_or_default();
+    let epoch = before.epoch.unwrap_or(index.epoch() + u32::from(refresh));
+    let is_old = |place: Place| index.segments[place.segment as usize].epoch < epoch;
+    let is_sampled = |row: &Digest| job.context.sample.is_none_or(|sample| sample.has(row));
+    let todo = missing(&rows.digests, |row| {
+        index.find(row).is_some_and(|place| !(refresh && is_old(place) && is_sampled(row)))
+    });
     let distinct = rows.digests.iter().collect::<HashSet<_>>().len() as u64;
     let mut counts =
         RowCounts { total: rows.digests.len() as u64, reused: distinct - todo.len() as u64, ..RowCounts::default() };
@@ -98,11 +104,28 @@ pub async fn execute(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
         outcome?;
         refuse_failed_rows(job, &failed)?;
         if !foreign.is_empty() {
+            let executed = before.executed + counts.executed;
+            let pass =
+                Pass { epoch: Some(epoch), executed, metrics: before.metrics.into_iter().chain(metrics).collect() };
+            job.context.passes.lock().expect("no panic happens under this lock").insert(job.index, pass);
             job.say("info".into(), "other runs are doing the remaining rows; waiting for them".into());
             return Err(Failure::made_by_others(foreign));
         }
     }
-    let mut index = RowIndex::load(&store, &base, &cache).await?;
+    // What this machine did before it had to wait for others was done in this run, too.
+    counts.executed += before.executed;
+    counts.reused = counts.reused.saturating_sub(before.executed);
+    let metrics = before.metrics.into_iter().chain(metrics).collect();
+    let mut store = store;
+    let mut index = match RowIndex::load(&store, &base, &cache).await {
+        Ok(index) => index,
+        // All that is needed is near by now, should the far store be away.
+        Err(_) if store.far().is_some() => {
+            store = store.nearby();
+            RowIndex::load(&store, &base, &cache).await?
+        }
+        Err(error) => return Err(error.into()),
+    };
     let mut results = Results::load(&store, &base, &index, &rows.digests, &schema).await?;
     if results.misled {
         let _ = std::fs::remove_file(&cache);
@@ -415,12 +438,13 @@ impl<'a> Driver<'a> {
     /// What others have done since the parts were made need not be done again.
     async fn leave_out_done(&mut self, claimed: &mut [(u8, Vec<usize>)]) -> Result<(), Failure> {
         let context = self.job.context.clone();
-        let there = context.store.segments(&self.base).await?;
+        // A store that is away costs double work at worst.
+        let Ok(there) = context.store.segments(&self.base).await else { return Ok(()) };
         if there == self.seen {
             return Ok(());
         }
         let cache = context.folders.cache.join("rows").join(self.base.to_string());
-        let index = RowIndex::load(&context.store, &self.base, &cache).await?;
+        let Ok(index) = RowIndex::load(&context.store, &self.base, &cache).await else { return Ok(()) };
         let epoch = self.epoch;
         let is_done =
             |row: &Digest| index.find(row).is_some_and(|place| index.segments[place.segment as usize].epoch >= epoch);

@@ -143,6 +143,19 @@ pub struct Context {
     pub observer: Observer,
     /// Which rows a refresh does again; all where it does not say.
     pub sample: Option<Sample>,
+    /// By-row stages that were put off while others did some of their rows, by index.
+    pub passes: Mutex<HashMap<usize, Pass>>,
+}
+
+/// What a by-row stage has come to in a run before it had to wait for others.
+#[derive(Clone, Debug, Default)]
+pub struct Pass {
+    /// What its results are filed under: a refresh does not begin anew after each wait.
+    pub epoch: Option<u32>,
+    /// Rows that it did.
+    pub executed: u64,
+    /// What its programs measured.
+    pub metrics: BTreeMap<String, f64>,
 }
 
 /// One attempt at one stage.
@@ -318,7 +331,9 @@ pub enum Message {
     /// The wait before another try is over.
     Again(usize),
     /// What other runs were making is there, or nobody makes it any more.
-    LookAgain(usize),
+    LookAgain(usize, Digest),
+    /// The store could not be asked; perhaps it can now.
+    Retry(usize),
 }
 
 /// What a run needs.
@@ -445,6 +460,7 @@ impl Engine<'_> {
             holder: Holder::this(&run_id),
             observer: Observer::default(),
             sample: self.sample,
+            passes: Mutex::default(),
         });
         let planner = Arc::new(self.planner());
         let (messages, inbox) = mpsc::unbounded_channel();
@@ -607,11 +623,8 @@ impl<'e, 'a> Run<'e, 'a> {
                 }
                 Some((index, plan)) = self.looks.next() => self.judge(index, plan)?,
                 _ = heartbeat.tick() => {
-                    // A store that is away for a moment costs a sign of life, not the run.
-                    if let Err(error) = self.record_run("running").await {
-                        let (stage, level) = (String::from("run"), String::from("warning"));
-                        self.tell(RunEvent::Message { stage, level, message: error.to_string() });
-                    }
+                    self.sign_of_life().await;
+                    self.tell_troubles();
                 }
                 Some(message) = self.inbox.recv() => self.hear(message),
             }
@@ -640,12 +653,19 @@ impl<'e, 'a> Run<'e, 'a> {
             Message::GiveBack(grant) => self.scheduler.give_back(&grant),
             Message::Widen(index, more) => self.scheduler.widen(index, more),
             Message::Again(index) => self.scheduler.queue(index),
-            Message::LookAgain(index) => {
-                if let (Some(far), Some(active)) = (self.engine.store.far(), self.active.remove(&index)) {
-                    far.set_absent(&active.resolved.key, false);
+            Message::Retry(index) => {
+                if self.scheduler.state(index) == State::Waiting {
+                    self.scheduler.unpark(index);
                 }
-                self.active.remove(&index);
-                self.scheduler.unpark(index);
+            }
+            Message::LookAgain(index, key) => {
+                if let Some(far) = self.engine.store.far() {
+                    far.set_absent(&key, false);
+                }
+                // It may have been looked at meanwhile, for another reason.
+                if self.scheduler.state(index) == State::Waiting {
+                    self.scheduler.unpark(index);
+                }
             }
         }
     }
@@ -661,6 +681,9 @@ impl<'e, 'a> Run<'e, 'a> {
         match step {
             Step::Look(index) => self.look(index).await,
             Step::Start(index, grant) => {
+                // Where the run is killed, gc must know what it had begun: rows that are done are kept.
+                let resolved = self.active.get(&index).map(|active| active.resolved.clone());
+                self.enter(index, resolved.as_ref(), "running", None);
                 self.record_once().await?;
                 self.start(index, grant);
                 Ok(())
@@ -700,7 +723,14 @@ impl<'e, 'a> Run<'e, 'a> {
         }
         let plan = match plan {
             Ok(plan) => plan,
-            Err(error @ (PlanError::Store(_) | PlanError::Rows(_))) => return Err(error),
+            Err(error @ (PlanError::Store(_) | PlanError::Rows(_))) => {
+                // What runs must not die because a far store is away; without it, nothing more can be done than wait.
+                if self.engine.store.far().is_none() || self.active.is_empty() {
+                    return Err(error);
+                }
+                self.look_later(index, &error);
+                return Ok(());
+            }
             Err(error) => {
                 let failure = Failure { hint: error.hint(), ..Failure::permanent(error.to_string()) };
                 self.fail(index, failure);
@@ -735,18 +765,32 @@ impl<'e, 'a> Run<'e, 'a> {
         Ok(())
     }
 
+    /// Looks a stage up again when something has ended, or in a while.
+    fn look_later(&mut self, index: usize, error: &PlanError) {
+        const LATER: Duration = Duration::from_secs(10);
+        let (stage, level) = (self.stage(index).name.clone(), String::from("warning"));
+        self.tell(RunEvent::Message { stage, level, message: format!("it is looked up again later: {error}") });
+        self.scheduler.park(index);
+        let (messages, mut stop) = (self.messages.clone(), self.stop.subscribe());
+        self.jobs.spawn(async move {
+            tokio::select! {
+                () = tokio::time::sleep(LATER) => drop(messages.send(Message::Retry(index))),
+                _ = stop.changed() => {}
+            }
+            (NO_STAGE, Err(Failure::cancelled()))
+        });
+    }
+
     fn hit(&mut self, index: usize, resolved: &Resolved, record: Record, generation: u32) {
         self.enter(index, Some(resolved), "hit", None);
         self.report.hits += 1;
         self.tell(RunEvent::StageHit { stage: self.stage(index).name.clone() });
         let outputs = record.outputs.clone();
-        if !self.engine.store.is_shared(&resolved.key, generation) {
-            // Found on this machine only; others shall find it too. It is a job, so that the run does not end before.
+        if !self.engine.store.is_shared(&record, generation) {
+            // Found on this machine only, or not known to be whole in the shared store. It is a job, so that the run does
+            // not end before.
             let store = self.engine.store.clone();
-            self.jobs.spawn(async move {
-                let shared = store.commit(record, generation - 1).await;
-                (NO_STAGE, shared.map(|commit| commit.record).map_err(Failure::from))
-            });
+            self.jobs.spawn(async move { (NO_STAGE, store.offer(record, generation).await.map_err(Failure::from)) });
         }
         self.done(index, outputs);
     }
@@ -819,6 +863,10 @@ impl<'e, 'a> Run<'e, 'a> {
             }
             _ => {}
         }
+        let outcome = outcome.map_err(|failure| match failure.others {
+            Some(_) if !going_on => Failure::cancelled(),
+            _ => failure,
+        });
         let Some(active) = self.active.get_mut(&index) else { return Ok(()) };
         let stage = &self.engine.pipeline.stages[index];
         active.widen = None;
@@ -887,7 +935,7 @@ impl<'e, 'a> Run<'e, 'a> {
         for producer in crate::plan::producers(self.stage(index)) {
             for artifact in self.outputs[producer].iter().flat_map(|outputs| outputs.values()) {
                 // Where not even a tree's list is there, its blob is the one that is missed.
-                let blobs = store.blobs_of(artifact).await?.unwrap_or_else(|| vec![artifact.blob]);
+                let blobs = store.blobs_of(artifact).await.ok().flatten().unwrap_or_else(|| vec![artifact.blob]);
                 if blobs.contains(blob) {
                     maker = Some(producer);
                 }
@@ -900,7 +948,7 @@ impl<'e, 'a> Run<'e, 'a> {
         }
         let name = self.stage(producer).name.clone();
         if let Some(key) = self.manifest.stages.get(&name).and_then(|entry| entry.key) {
-            store.distrust(&key);
+            store.distrust(&key).await?;
         }
         if is_done {
             let message = format!("what it made is gone from the store (blob {}); making it again", blob.short());
@@ -915,6 +963,8 @@ impl<'e, 'a> Run<'e, 'a> {
     /// Other runs are making what this stage would: look again when one of them has ended its part.
     fn wait_for_others(&mut self, index: usize, leases: Vec<String>) {
         self.in_flight.retain(|_, maker| *maker != index);
+        let Some(active) = self.active.remove(&index) else { return };
+        let key = active.resolved.key;
         self.scheduler.park(index);
         let (context, messages, mut stop) = (self.context.clone(), self.messages.clone(), self.stop.subscribe());
         let patience = match context.store.far() {
@@ -926,6 +976,7 @@ impl<'e, 'a> Run<'e, 'a> {
             let free = async {
                 'free: while !leases.is_empty() {
                     tokio::time::sleep(patience).await;
+                    context.observer.bury(work::dead(&context.folders.work));
                     for lease in &leases {
                         // While the store is away nobody can be seen to end.
                         if let Ok(None) = context.store.leased_by(lease, &context.observer).await {
@@ -936,7 +987,7 @@ impl<'e, 'a> Run<'e, 'a> {
             };
             tokio::select! {
                 () = free => {
-                    let _ = messages.send(Message::LookAgain(index));
+                    let _ = messages.send(Message::LookAgain(index, key));
                     (NO_STAGE, Err(Failure::cancelled()))
                 }
                 _ = stop.changed() => (index, Err(Failure::cancelled())),
@@ -1015,9 +1066,18 @@ impl<'e, 'a> Run<'e, 'a> {
             return;
         }
         let name = format!("{}.log", file_name(&stage.name));
-        if let Err(error) = self.engine.store.put_log(&self.context.run, &name, bytes.into()).await {
+        if let Err(error) = self.engine.store.nearby().put_log(&self.context.run, &name, bytes.into()).await {
             let message = format!("its log could not be kept: {error}");
             self.tell(RunEvent::Message { stage: stage.name.clone(), level: "warning".into(), message });
+        }
+        let (store, run) = (self.engine.store.clone(), self.context.run.clone());
+        self.in_background(async move { store.share_log(&run, &name).await.map_err(Failure::from) });
+    }
+
+    /// What takes requests to a far store and nothing waits for is a job of its own: the loop must hear who interrupts it.
+    fn in_background(&mut self, work: impl Future<Output = Result<(), Failure>> + Send + 'static) {
+        if self.engine.store.far().is_some() {
+            self.jobs.spawn(async move { (NO_STAGE, work.await.and(Err(Failure::cancelled()))) });
         }
     }
 
@@ -1033,8 +1093,22 @@ impl<'e, 'a> Run<'e, 'a> {
         if self.recorded {
             return Ok(());
         }
+        self.context.observer.bury(work::dead(&self.context.folders.work));
         self.alive = work::claim(&self.context.folders.work, &self.context.run);
         self.record_run("running").await
+    }
+
+    /// A store that is away for a moment costs a sign of life, not the run.
+    async fn sign_of_life(&mut self) {
+        self.manifest.heartbeat_at = crate::now();
+        self.recorded = true;
+        let (store, manifest) = (self.engine.store.clone(), self.manifest.clone());
+        if store.far().is_some() {
+            self.in_background(async move { store.put_run(&manifest).await.map_err(Failure::from) });
+        } else if let Err(error) = store.put_run(&manifest).await {
+            let (stage, level) = (String::from("run"), String::from("warning"));
+            self.tell(RunEvent::Message { stage, level, message: error.to_string() });
+        }
     }
 
     async fn record_run(&mut self, outcome: &str) -> Result<(), StoreError> {
@@ -1051,7 +1125,7 @@ impl<'e, 'a> Run<'e, 'a> {
         if self.report.outcome != RunOutcome::Interrupted {
             for key in far.unshared().into_keys() {
                 if let Ok((generation, Some(record))) = store.nearby().newest(&key).await {
-                    let _ = store.commit(record, generation - 1).await;
+                    let _ = store.offer(record, generation).await;
                 }
                 // The same would be said of the others.
                 if far.unshared().contains_key(&key) {
@@ -1074,8 +1148,11 @@ impl<'e, 'a> Run<'e, 'a> {
         let count = self.engine.pipeline.stages.len();
         for index in (0..count).filter(|index| self.engine.selected[*index]) {
             let name = &self.stage(index).name;
-            if !self.manifest.stages.contains_key(name) {
-                self.enter(index, None, "waiting", None);
+            match self.manifest.stages.get_mut(name) {
+                None => self.enter(index, None, "waiting", None),
+                // It was ended before it could say anything.
+                Some(entry) if entry.outcome == "running" => entry.outcome = "cancelled".into(),
+                Some(_) => {}
             }
         }
         self.manifest.ended_at = Some(crate::now());

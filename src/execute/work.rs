@@ -35,6 +35,17 @@ pub fn claim(work: &Path, run: &str) -> Option<Alive> {
     Some(alive)
 }
 
+/// Runs of this machine that are dead: they left a folder that nobody holds.
+pub fn dead(work: &Path) -> Vec<String> {
+    let folders = fs::read_dir(work).ok().into_iter().flatten().filter_map(Result::ok);
+    let free = |folder: &fs::DirEntry| {
+        let mark = File::open(folder.path().join(MARK));
+        mark.is_ok_and(|mark| Flock::lock(mark, FlockArg::LockSharedNonblock).is_ok())
+    };
+    let names = folders.filter(free).filter_map(|folder| folder.file_name().into_string().ok());
+    names.filter(|name| !name.starts_with('.')).collect()
+}
+
 /// When the oldest of the runs that go on on this machine began.
 pub fn oldest_live(work: &Path) -> Option<SystemTime> {
     let folders = fs::read_dir(work).ok().into_iter().flatten().filter_map(Result::ok);
@@ -70,6 +81,18 @@ pub fn release(alive: Alive, work: &Path, run: &str, keep: &BTreeSet<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_dead_are_those_whose_mark_is_free() {
+        let work = tempfile::tempdir().unwrap();
+        let alive = claim(work.path(), "lives").unwrap();
+        fs::create_dir(work.path().join("by-hand")).unwrap();
+        fs::create_dir(work.path().join("killed")).unwrap();
+        File::create(work.path().join("killed").join(MARK)).unwrap();
+        assert_eq!(dead(work.path()), ["killed"]);
+        drop(alive);
+        assert_eq!(dead(work.path()).len(), 2);
+    }
 
     #[test]
     fn the_oldest_live_run_is_found_by_its_lock() {

@@ -445,7 +445,7 @@ impl<'a> Planner<'a> {
             let failed = record.rows.map_or(0, |rows| rows.failed);
             let mut missing = None;
             // What is known to be shared is shared with all its blobs.
-            let unsure = record.outputs.iter().filter(|_| !store.is_trusted(&resolved.key, generation));
+            let unsure = record.outputs.iter().filter(|_| !store.is_trusted(&record, generation));
             for (port, artifact) in unsure {
                 if store.missing_blob(artifact).await?.is_some() {
                     missing = Some(port.clone());

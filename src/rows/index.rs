@@ -13,12 +13,16 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::io::Write;
 use std::path::Path;
 
+use futures::{StreamExt, TryStreamExt};
+
 use crate::artifact::ArtifactError;
 use crate::digest::Digest;
 use crate::rows::segment;
 use crate::store::{SegmentName, Store, StoreError};
 
 const MAGIC: &[u8; 8] = b"CAROWS2\n";
+/// Segments that are fetched at the same time.
+const AHEAD: usize = 16;
 
 /// Where a row's result is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,13 +79,13 @@ impl RowIndex {
         }
         let (mut known, whole) = read_cache(cache);
         let unseen: Vec<SegmentName> = listed.iter().filter(|name| !known.contains_key(*name)).copied().collect();
-        let mut fresh = Vec::new();
-        for name in unseen {
+        let reading = unseen.into_iter().map(|name| async move {
             // A segment that cannot be read counts as absent: its rows are done again.
-            let Some(bytes) = store.segment(base, &name).await? else { continue };
-            let Ok(digests) = segment::digests(bytes) else { continue };
-            fresh.push((name, digests));
-        }
+            let Some(bytes) = store.segment(base, &name).await? else { return Ok(None) };
+            Ok::<_, RowError>(segment::digests(bytes).ok().map(|digests| (name, digests)))
+        });
+        let fresh = futures::stream::iter(reading).buffered(AHEAD).try_collect::<Vec<_>>().await?;
+        let fresh: Vec<_> = fresh.into_iter().flatten().collect();
         append_cache(cache, &fresh, whole);
         known.extend(fresh);
         Ok(Self::build(listed.into_iter().filter_map(|name| known.remove(&name).map(|rows| (name, rows))).collect()))

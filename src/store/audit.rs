@@ -199,7 +199,8 @@ impl Store {
             names = generations.into_iter().map(|generation| record_name(&key, generation)).collect();
         }
         for name in names {
-            self.delete(&name).await?;
+            self.near.delete(&name).await?;
+            self.truth().delete(&name).await?;
             if let Some(far) = &self.far {
                 far.forget(&name);
             }

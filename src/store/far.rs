@@ -1,23 +1,34 @@
 //! The far tier: the store that is shared, what is known of it, and what went wrong with it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::{OnceCell, Semaphore};
 
 use super::known::Known;
 use super::tier::Tier;
 use super::{LAYOUT, StoreError};
 use crate::digest::Digest;
 
+/// Results that are offered to the far tier at the same time.
+const OFFERS: usize = 8;
+
 /// The shared store behind a near tier.
 pub struct Far {
     /// Its objects.
     pub tier: Tier,
     state: Mutex<State>,
-    seen_gc: std::path::PathBuf,
+    /// What the store was when what is known was learned: its id, and the last report of gc.
+    seen: PathBuf,
+    /// Keys whose near record is to replace the far one, for what could not be done at once.
+    pending: PathBuf,
     read_only: bool,
+    id: OnceCell<String>,
+    caught_up: OnceCell<()>,
+    /// So many results are offered at a time.
+    pub(super) offers: Semaphore,
 }
 
 struct State {
@@ -28,6 +39,10 @@ struct State {
     absent: HashSet<Digest>,
     /// Keys whose record is near only, and why.
     unshared: BTreeMap<Digest, String>,
+    /// Keys whose near record is to replace the far one.
+    pending: BTreeSet<Digest>,
+    /// Keys whose record was found far by this process.
+    found: HashSet<Digest>,
     /// What users have not been told yet.
     troubles: Vec<String>,
     /// Objects and bytes that went up.
@@ -49,16 +64,29 @@ impl Far {
     /// A far tier; what is known of it is kept in `cache`.
     pub fn new(tier: Tier, cache: &Path, read_only: bool) -> Self {
         let name = &Digest::of_bytes(tier.url().as_bytes()).to_string()[..8];
+        let pending = cache.join(format!("known-{name}.pending"));
+        let listed = std::fs::read(&pending).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let state = State {
             known: Known::load(&cache.join(format!("known-{name}"))),
             replaced: HashMap::new(),
             absent: HashSet::new(),
             unshared: BTreeMap::new(),
+            pending: listed.unwrap_or_default(),
+            found: HashSet::new(),
             troubles: Vec::new(),
             sent: (0, 0),
             received: (0, 0),
         };
-        Self { tier, state: Mutex::new(state), seen_gc: cache.join(format!("known-{name}.gc")), read_only }
+        Self {
+            tier,
+            state: Mutex::new(state),
+            seen: cache.join(format!("known-{name}.seen")),
+            pending,
+            read_only,
+            id: OnceCell::new(),
+            caught_up: OnceCell::new(),
+            offers: Semaphore::new(OFFERS),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -70,12 +98,35 @@ impl Far {
         self.read_only
     }
 
-    /// Two listings tell what has changed behind what is known: results that were replaced, and deletions by gc.
+    /// The id that the store was given by whoever came first. A store at the same address with another one is another
+    /// store: emptied, made anew, or on another server.
+    pub async fn id(&self) -> Result<&str, StoreError> {
+        let id = self.id.get_or_try_init(|| async {
+            let name = format!("{LAYOUT}/store-id");
+            if let Some(id) = self.tier.read(&name).await? {
+                return Ok(String::from_utf8_lossy(&id).into_owned());
+            }
+            if self.read_only {
+                return Ok(String::new());
+            }
+            self.tier.create(&name, crate::nonce()).await?;
+            let id = self.tier.read(&name).await?.unwrap_or_default();
+            Ok(String::from_utf8_lossy(&id).into_owned())
+        });
+        id.await.map(String::as_str)
+    }
+
+    /// Two listings tell what has changed behind what is known: results that were replaced, and deletions by gc. Once a
+    /// process.
     pub async fn catch_up(&self) -> Result<(), StoreError> {
+        self.caught_up.get_or_try_init(|| self.look_behind()).await.map(|_| ())
+    }
+
+    async fn look_behind(&self) -> Result<(), StoreError> {
         let (replaced, deleted) = (format!("{LAYOUT}/replaced"), format!("{LAYOUT}/gc"));
-        let (replaced, gc) = futures::try_join!(self.tier.list(&replaced), self.tier.list(&deleted))?;
+        let lists = futures::future::try_join(self.tier.list(&replaced), self.tier.list(&deleted));
+        let (id, (replaced, gc)) = futures::future::try_join(self.id(), lists).await?;
         let mut state = self.state();
-        state.absent.clear();
         for meta in replaced {
             let Some((key, generation)) = meta.name.split_once('-') else { continue };
             let (Ok(key), Ok(generation)) = (key.parse(), generation.parse::<u32>()) else { continue };
@@ -83,11 +134,16 @@ impl Far {
             *highest = generation.max(*highest);
         }
         let last = gc.into_iter().map(|meta| meta.name).rfind(|name| name.starts_with(super::DELETED));
-        let last = last.unwrap_or_default();
-        if std::fs::read_to_string(&self.seen_gc).unwrap_or_default() != last {
+        let now = format!("{id} {}", last.unwrap_or_default());
+        let before = std::fs::read_to_string(&self.seen).unwrap_or_default();
+        if before != now {
             state.known.clear();
-            let _ = std::fs::create_dir_all(self.seen_gc.parent().unwrap_or(Path::new(".")));
-            let _ = std::fs::write(&self.seen_gc, last);
+            if before.split(' ').next() != Some(id) {
+                state.pending.clear();
+                let _ = std::fs::remove_file(&self.pending);
+            }
+            let _ = std::fs::create_dir_all(self.seen.parent().unwrap_or(Path::new(".")));
+            let _ = std::fs::write(&self.seen, now);
         }
         Ok(())
     }
@@ -114,9 +170,14 @@ impl Far {
         self.seen(name).is_some()
     }
 
-    /// Notes that an object is there.
+    /// Notes that an object is there, of an age that is not known.
     pub fn add_known(&self, name: &str) {
-        self.state().known.add(name);
+        self.state().known.add(name, None);
+    }
+
+    /// Notes that an object was written then.
+    pub fn add_written(&self, name: &str, modified: f64) {
+        self.state().known.add(name, Some(modified));
     }
 
     /// Notes that an object is not there.
@@ -143,9 +204,38 @@ impl Far {
         };
     }
 
+    /// Notes that a key's record was found far.
+    pub fn set_found(&self, key: &Digest) {
+        self.state().found.insert(*key);
+    }
+
+    /// Whether a key's record was found far.
+    pub fn is_found(&self, key: &Digest) -> bool {
+        self.state().found.contains(key)
+    }
+
+    /// Whether a key's near record was made to replace the far one, which could not be done yet.
+    pub fn is_pending(&self, key: &Digest) -> bool {
+        self.state().pending.contains(key)
+    }
+
+    /// Notes that a near record is to replace the far one, or has done so. Without the file, the far one would win.
+    fn set_pending(&self, state: &mut State, key: &Digest, pending: bool) {
+        let changed = match pending {
+            true => state.pending.insert(*key),
+            false => state.pending.remove(key),
+        };
+        if changed {
+            let bytes = serde_json::to_vec(&state.pending).expect("digests are plain data");
+            let _ = std::fs::create_dir_all(self.pending.parent().unwrap_or(Path::new(".")));
+            let _ = std::fs::write(&self.pending, bytes);
+        }
+    }
+
     /// Notes that a result is near only.
     pub fn set_unshared(&self, key: &Digest, error: &StoreError) {
         let mut state = self.state();
+        self.set_pending(&mut state, key, true);
         if state.unshared.is_empty() {
             state.troubles.push(format!("results stay on this machine for now: {error}"));
         }
@@ -154,7 +244,9 @@ impl Far {
 
     /// Notes that a result is shared.
     pub fn set_shared(&self, key: &Digest) {
-        self.state().unshared.remove(key);
+        let mut state = self.state();
+        state.unshared.remove(key);
+        self.set_pending(&mut state, key, false);
     }
 
     /// Keys whose record is near only, and why.

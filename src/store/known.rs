@@ -1,7 +1,7 @@
 //! What this machine knows to be in the far tier, so that what was shared once is not asked about again.
 //!
-//! The file: the magic, then entries of 16 bytes of the digest of an object's name and 4 of the time in seconds,
-//! little-endian, 0 for one that is gone. The last entry counts. It is only ever appended to, a torn end is cut off, and it can be deleted at any time: then objects are
+//! The file: the magic, then entries of 16 bytes of the digest of an object's name and 4 of the time it was written
+//! in seconds, little-endian, 0 for one that is gone. The last entry counts. It is only ever appended to, a torn end is cut off, and it can be deleted at any time: then objects are
 //! asked about once more.
 
 use std::collections::HashMap;
@@ -15,6 +15,8 @@ const MAGIC: &[u8; 8] = b"CAKNOWN1";
 const ENTRY: usize = 20;
 /// In place of a time: it is not there any more.
 const GONE: u32 = 0;
+/// In place of a time: it is there, but nobody knows since when.
+const OLD: u32 = 1;
 /// So many entries wait before they are written.
 const BATCH: usize = 256;
 
@@ -37,23 +39,32 @@ impl Known {
             let _ = fs::remove_file(path);
         }
         if let Some(entries) = bytes.strip_prefix(MAGIC) {
+            let count = entries.len() / ENTRY;
             for entry in entries.chunks_exact(ENTRY) {
                 let (name, time) = entry.split_at(16);
                 let name = name.try_into().expect("16 bytes");
                 known.names.insert(name, u32::from_le_bytes(time.try_into().expect("4 bytes")));
             }
+            known.names.retain(|_, time| *time != GONE);
+            if count > 2 * known.names.len() + BATCH {
+                known.shorten();
+            }
         }
         known
     }
 
-    /// When an object was last known to be there, in seconds since 1970.
+    /// When an object that is there was written, in seconds since 1970, or long ago where that is not known.
     pub fn seen(&self, name: &str) -> Option<f64> {
         self.names.get(&short(name)).filter(|time| **time != GONE).map(|time| f64::from(*time))
     }
 
-    /// Notes that an object is there now.
-    pub fn add(&mut self, name: &str) {
-        self.enter(name, crate::now() as u32);
+    /// Notes that an object is there, and when it was written, where that is known. What is known already, with as late a
+    /// time, is not written again.
+    pub fn add(&mut self, name: &str, written: Option<f64>) {
+        let time = written.map_or(OLD, |time| (time as u32).max(OLD));
+        if self.names.get(&short(name)).is_none_or(|known| *known < time) {
+            self.enter(name, time);
+        }
     }
 
     /// Notes that an object is not there, or cannot be trusted.
@@ -71,6 +82,18 @@ impl Known {
         if self.unwritten.len() >= BATCH * ENTRY {
             self.write();
         }
+    }
+
+    /// Writes the file anew without what was overtaken. An entry that another process adds meanwhile may be lost, which
+    /// costs a question.
+    fn shorten(&self) {
+        let mut bytes = MAGIC.to_vec();
+        for (name, time) in &self.names {
+            bytes.extend(name);
+            bytes.extend(time.to_le_bytes());
+        }
+        let partial = self.path.with_extension(format!("{}", std::process::id()));
+        let _ = fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, &self.path));
     }
 
     /// Forgets everything.
@@ -126,8 +149,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cache/known");
         let mut known = Known::load(&path);
-        known.add("v1/a");
-        known.add("v1/b");
+        known.add("v1/a", Some(1e9));
+        known.add("v1/b", None);
+        assert_eq!((known.seen("v1/a"), known.seen("v1/b")), (Some(1e9), Some(1.0)));
+        known.add("v1/a", None);
+        assert_eq!(known.seen("v1/a"), Some(1e9), "a time is not forgotten");
         known.remove("v1/b");
         assert!(known.seen("v1/a").is_some() && known.seen("v1/b").is_none());
         drop(known);
@@ -135,13 +161,21 @@ mod tests {
         let mut known = Known::load(&path);
         assert!(known.seen("v1/a").is_some() && known.seen("v1/c").is_none());
         assert!(known.seen("v1/b").is_none(), "that it is gone is remembered too");
-        known.add("v1/c");
+        known.add("v1/c", None);
         drop(known);
         let mut known = Known::load(&path);
         assert!(known.seen("v1/a").is_some() && known.seen("v1/c").is_some());
         known.clear();
         drop(known);
         assert!(Known::load(&path).seen("v1/a").is_none());
+        let mut known = Known::load(&path);
+        for round in 0..2000 {
+            known.add("v1/a", Some(1e9 + f64::from(round)));
+        }
+        drop(known);
+        let long = fs::metadata(&path).unwrap().len();
+        assert_eq!(Known::load(&path).seen("v1/a"), Some(1e9 + 1999.0));
+        assert!(fs::metadata(&path).unwrap().len() < long / 100, "what was overtaken is left out in the end");
         fs::write(&path, "something else").unwrap();
         assert!(Known::load(&path).seen("v1/a").is_none());
     }

@@ -4,13 +4,13 @@
 //! as long as that run's manifest is renewed: nothing is renewed for a lease itself. A dead one is passed by, by creating
 //! the next number, which only one can do.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{LAYOUT, Store, StoreError};
+use super::{CONFLICTS, LAYOUT, Store, StoreError};
 use crate::digest::Digest;
 
 /// A run whose manifest has not changed for so long, by the observer's own clock, is dead.
@@ -80,9 +80,21 @@ pub enum Asked {
 pub struct Observer {
     /// By run: the last sign of life, and since when it is the last.
     seen: Mutex<HashMap<String, (u64, Instant)>>,
+    /// Runs that are known to be dead.
+    dead: Mutex<HashSet<String>>,
 }
 
 impl Observer {
+    /// Notes runs that are dead, as those of this machine can be told by their work folders: also those before its last
+    /// reboot, and those of other containers.
+    pub fn bury(&self, runs: impl IntoIterator<Item = String>) {
+        self.dead.lock().expect("no panic happens under this lock").extend(runs);
+    }
+
+    fn is_buried(&self, run: &str) -> bool {
+        self.dead.lock().expect("no panic happens under this lock").contains(run)
+    }
+
     /// Whether a run has shown the same sign of life for too long.
     fn is_silent(&self, run: &str, heartbeat_at: f64) -> bool {
         let sign = heartbeat_at.to_bits();
@@ -116,7 +128,7 @@ impl Store {
         if self.far().is_some_and(|far| far.is_read_only()) {
             return Err(self.truth().error("lease", name, "the store is only read"));
         }
-        let mut number = 1;
+        let (mut number, mut conflicts) = (1, 0);
         loop {
             if self.truth().create(&object(name, number), body.clone()).await? {
                 return Ok(Asked::Granted(Lease { name: name.into(), number }));
@@ -126,8 +138,14 @@ impl Store {
                 Some(there) if there == *holder => return Ok(Asked::Granted(Lease { name: name.into(), number })),
                 Some(there) if !self.is_dead(&there, observer).await? => return Ok(Asked::Taken(there)),
                 Some(_) => number += 1,
-                // Given up just now, or written by something else.
-                None => tokio::time::sleep(Duration::from_millis(20)).await,
+                // Given up just now; or the server reports a conflict with nothing.
+                None if conflicts == CONFLICTS => {
+                    return Err(self.truth().error("lease", name, "the server reports a conflict with nothing"));
+                }
+                None => {
+                    tokio::time::sleep(Duration::from_millis(20 << conflicts)).await;
+                    conflicts += 1;
+                }
             }
         }
     }
@@ -166,7 +184,7 @@ impl Store {
     }
 
     async fn is_dead(&self, holder: &Holder, observer: &Observer) -> Result<bool, StoreError> {
-        if holder.is_gone() {
+        if holder.is_gone() || observer.is_buried(&holder.run) {
             return Ok(true);
         }
         let bytes = self.truth().read(&format!("{LAYOUT}/runs/{}", holder.run)).await?;
@@ -223,7 +241,9 @@ mod tests {
         run(&store, "killed", None).await;
         let mut gone = Holder::this("killed");
         gone.process.as_mut().unwrap().2 += 1;
-        for dead in [elsewhere("ended"), elsewhere("unrecorded"), gone] {
+        run(&store, "before the reboot", None).await;
+        observer.bury(["before the reboot".to_owned()]);
+        for dead in [elsewhere("ended"), elsewhere("unrecorded"), elsewhere("before the reboot"), gone] {
             assert!(matches!(store.lease(&dead.run, &dead, &observer).await.unwrap(), Asked::Granted(_)));
             assert_eq!(store.leased_by(&dead.run, &observer).await.unwrap(), None);
             run(&store, "b", None).await;

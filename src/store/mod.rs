@@ -228,11 +228,11 @@ impl Store {
             return Ok(Some(size));
         }
         let Some(far) = &self.far else { return Ok(None) };
-        let size = far.tier.size_of(&name).await?;
-        if size.is_some() {
-            far.add_known(&name);
+        let meta = far.tier.head(&name).await?;
+        if let Some(meta) = &meta {
+            far.add_written(&name, meta.modified);
         }
-        Ok(size)
+        Ok(meta.map(|meta| meta.size))
     }
 
     /// Stores bytes under their digest: near, and far when the record is committed.
@@ -294,21 +294,15 @@ impl Store {
 
     async fn condemn(&self, far: &Far, name: &str) {
         far.forget(name);
-        let removed = match far.tier.delete(name).await {
-            _ if far.is_read_only() => "it stays, since nothing is written there".to_owned(),
-            Ok(()) => "it was removed".to_owned(),
-            Err(error) => format!("it could not be removed: {error}"),
+        let removed = if far.is_read_only() {
+            "it stays, since nothing is written there".to_owned()
+        } else {
+            match far.tier.delete(name).await {
+                Ok(()) => "it was removed".to_owned(),
+                Err(error) => format!("it could not be removed: {error}"),
+            }
         };
         far.trouble(format!("{}: {name} was damaged; {removed}", far.tier.url()));
-    }
-
-    /// Removes an object: a probe, or one that is damaged, so that nobody mistakes it for a good one.
-    pub async fn delete(&self, name: &str) -> Result<(), StoreError> {
-        self.near.delete(name).await?;
-        match &self.far {
-            Some(far) => far.tier.delete(name).await,
-            None => Ok(()),
-        }
     }
 
     /// Copies a blob to a file and checks it on the way; `false` where it is missing or damaged.
@@ -427,47 +421,57 @@ impl Store {
     pub async fn newest(&self, key: &Digest) -> Result<(u32, Option<Record>), StoreError> {
         let near = newest_in(&self.near, key, None).await?;
         let Some(far) = &self.far else { return Ok(near) };
-        let replaced = far.replaced(key);
-        let is_shared = near.0 > 0 && near.0 >= replaced && far.knows(&record_name(key, near.0));
         if self.quick {
-            return Ok(if is_shared { near } else { (0, None) });
+            let trusted = near
+                .1
+                .as_ref()
+                .is_some_and(|record| near.0 >= far.replaced(key) && far.knows(&shared_name(record, near.0)));
+            return Ok(if trusted { near } else { (0, None) });
         }
-        if (near.1.is_some() && is_shared) || far.is_absent(key) {
+        far.catch_up().await?;
+        let replaced = far.replaced(key);
+        let is_known = |record: &Record| near.0 >= replaced && far.knows(&shared_name(record, near.0));
+        if near.1.as_ref().is_some_and(is_known) || far.is_absent(key) {
             return Ok(near);
         }
         // A folder that is only read may have had replacements without any announcement.
         let announced = far.tier.folder().is_none().then_some(replaced);
         let there = newest_in(&far.tier, key, announced).await?;
         match &there {
-            // What is here alone is shared later; where both have something, the far one counts.
+            // What is here alone is shared later.
             (0, _) => {
                 far.set_absent(key, true);
                 return Ok(near);
             }
-            (generation, _) if *generation < near.0 => return Ok(near),
-            // What is damaged there is good here: sharing it goes past the damage.
-            (generation, None) if *generation == near.0 && near.1.is_some() => return Ok(near),
-            (generation, Some(record)) => {
-                self.near.overwrite(&record_name(key, *generation), record.to_bytes()).await?;
-                if near.0 > 0 && near.0 < *generation {
-                    remove_older(&self.near, key, *generation).await?;
+            // What was made here to replace it, but could not yet, goes before it; and what is damaged there may be good here.
+            (generation, found) if near.1.is_some() && near.0 >= *generation => {
+                let own = near.0 > *generation && (far.is_pending(key) || far.is_read_only());
+                if own || found.is_none() {
+                    return Ok(near);
                 }
             }
             _ => {}
+        }
+        if let (generation, Some(record)) = &there {
+            far.set_found(key);
+            self.near.overwrite(&record_name(key, *generation), record.to_bytes()).await?;
+            remove_others(&self.near, key, *generation).await?;
         }
         Ok(there)
     }
 
     /// Whether a record that was found need not be shared: it is known to be, or there is nobody to share it with.
-    pub fn is_shared(&self, key: &Digest, generation: u32) -> bool {
-        self.writable().is_none() || self.is_trusted(key, generation)
+    pub fn is_shared(&self, record: &Record, generation: u32) -> bool {
+        self.writable().is_none() || self.is_trusted(record, generation)
     }
 
-    /// A blob of this record is missing or damaged: it is looked at again before anybody trusts it.
-    pub fn distrust(&self, key: &Digest) {
-        let Some(far) = &self.far else { return };
-        // Generations are few.
-        (1..=far.replaced(key).max(1) + 1).for_each(|generation| far.forget(&record_name(key, generation)));
+    /// A blob of a key's record is missing or damaged: it is looked at again before anybody trusts it.
+    pub async fn distrust(&self, key: &Digest) -> Result<(), StoreError> {
+        let Some(far) = &self.far else { return Ok(()) };
+        if let (generation, Some(record)) = newest_in(&self.near, key, None).await? {
+            far.forget(&shared_name(&record, generation));
+        }
+        Ok(())
     }
 
     /// The far tier, where results go there.
@@ -476,8 +480,8 @@ impl Store {
     }
 
     /// Whether a record is known to be far, with all its blobs.
-    pub fn is_trusted(&self, key: &Digest, generation: u32) -> bool {
-        self.far.as_ref().is_some_and(|far| far.knows(&record_name(key, generation)))
+    pub fn is_trusted(&self, record: &Record, generation: u32) -> bool {
+        self.far.as_ref().is_some_and(|far| far.knows(&shared_name(record, generation)))
     }
 
     /// Publishes a record as the generation after `after`. Whoever loses the race gets the winner's record. Where the far
@@ -537,7 +541,7 @@ impl Store {
         self.near.create(&name, bytes.clone()).await?;
         if let Some(far) = self.writable() {
             match far.tier.overwrite(&name, bytes).await {
-                Ok(()) => far.add_known(&name),
+                Ok(()) => far.add_written(&name, crate::now()),
                 Err(error) => far.trouble(format!("finished rows stay on this machine for now: {error}")),
             }
         }
@@ -641,6 +645,11 @@ impl Store {
 
     /// Names a record's output. What is named must be shared.
     pub async fn put_tag(&self, name: &str, tag: &str, target: &Tag) -> Result<(), StoreError> {
+        if self.offline || self.far.is_some() && self.writable().is_none() {
+            let error =
+                self.near.error("tag", &format!("{name}@{tag}"), "tags are for everybody, and nothing is shared now");
+            return Err(StoreError { hint: Some("tag it without --offline and --read-only".into()), ..error });
+        }
         let name = format!("{LAYOUT}/tags/{name}/{tag}");
         let bytes = Bytes::from(serde_json::to_vec(target).expect("tags are plain data"));
         if let Some(far) = &self.far {
@@ -704,11 +713,11 @@ async fn read_record(tier: &Tier, key: &Digest, generation: u32) -> Result<Optio
     Ok(Some(None))
 }
 
-/// Removes what a tier holds of a key below a generation.
-async fn remove_older(tier: &Tier, key: &Digest, generation: u32) -> Result<(), StoreError> {
+/// Removes what a near tier holds of a key besides a generation.
+async fn remove_others(tier: &Tier, key: &Digest, generation: u32) -> Result<(), StoreError> {
     let folder = format!("{LAYOUT}/records/{key}");
     for meta in tier.list(&folder).await? {
-        if meta.name.parse::<u32>().is_ok_and(|older| older < generation) {
+        if meta.name.parse::<u32>().is_ok_and(|other| other != generation) {
             tier.delete(&format!("{folder}/{}", meta.name)).await?;
         }
     }
@@ -763,6 +772,11 @@ pub fn blob_name(digest: &Digest) -> String {
 /// The name of a record.
 pub fn record_name(key: &Digest, generation: u32) -> String {
     format!("{LAYOUT}/records/{key}/{generation:08}")
+}
+
+/// What a record is known by where it is shared: another one in its place is not.
+pub fn shared_name(record: &Record, generation: u32) -> String {
+    format!("{}#{}", record_name(&record.key, generation), record.nonce)
 }
 
 /// The name of a row segment.

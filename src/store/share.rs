@@ -5,7 +5,7 @@ use futures::{StreamExt, TryStreamExt};
 use super::far::{Far, Hint};
 use super::{
     CONCURRENT, Commit, LAYOUT, Record, SegmentName, Store, StoreError, blob_name, commit_in, grace, record_name,
-    remove_older, segment_name,
+    remove_others, segment_name, shared_name,
 };
 use crate::digest::Digest;
 
@@ -30,13 +30,28 @@ impl Store {
         let key = commit.record.key;
         far.set_absent(&key, false);
         self.near.overwrite(&record_name(&key, commit.generation), commit.record.to_bytes()).await?;
-        if commit.generation > 1 {
-            remove_older(&self.near, &key, commit.generation).await?;
-        }
+        remove_others(&self.near, &key, commit.generation).await?;
         if commit.ours || self.confirm(&commit.record).await? {
-            far.add_known(&record_name(&key, commit.generation));
+            far.add_known(&shared_name(&commit.record, commit.generation));
         }
         Ok(commit)
+    }
+
+    /// Shares a record that was found near, unless it is shared: a few at a time, since a run may find thousands.
+    pub async fn offer(&self, record: Record, generation: u32) -> Result<Record, StoreError> {
+        let Some(far) = self.far.as_ref().filter(|_| !self.is_shared(&record, generation)) else { return Ok(record) };
+        let _one = far.offers.acquire().await.expect("it is never closed");
+        if far.is_found(&record.key) {
+            // It is there; its blobs should be, too.
+            if !self.confirm(&record).await? {
+                self.share_blobs(far, &record, false).await?;
+            }
+            far.add_known(&shared_name(&record, generation));
+            return Ok(record);
+        }
+        // Generations of another store mean nothing in this one.
+        let after = if far.is_pending(&record.key) { generation - 1 } else { 0 };
+        self.commit(record, after).await.map(|commit| commit.record)
     }
 
     async fn share_blobs(&self, far: &Far, record: &Record, again: bool) -> Result<(), StoreError> {
@@ -56,7 +71,7 @@ impl Store {
     /// Uploads a blob, unless it is there and young: an old one might be about to be collected.
     async fn share_blob(&self, far: &Far, blob: &Digest, again: bool) -> Result<(), StoreError> {
         let name = blob_name(blob);
-        let young = |time: f64| (0.0..grace().as_secs_f64() / 2.0).contains(&(crate::now() - time).abs());
+        let young = |time: f64| (crate::now() - time).abs() < grace().as_secs_f64() / 2.0;
         if !again {
             if far.seen(&name).is_some_and(young) {
                 return Ok(());
@@ -64,7 +79,7 @@ impl Store {
             if let Some(meta) = far.tier.head(&name).await?
                 && young(meta.modified)
             {
-                far.add_known(&name);
+                far.add_written(&name, meta.modified);
                 return Ok(());
             }
         }
@@ -90,7 +105,7 @@ impl Store {
                 far.tier.overwrite(&name, bytes).await?;
             }
         }
-        far.add_known(&name);
+        far.add_written(&name, crate::now());
         Ok(())
     }
 
@@ -108,7 +123,7 @@ impl Store {
             let Some(bytes) = self.near.read(&name).await? else { continue };
             far.count_up(bytes.len() as u64);
             far.tier.overwrite(&name, bytes).await?;
-            far.add_known(&name);
+            far.add_written(&name, crate::now());
         }
         there.iter().for_each(|name| far.add_known(&format!("{folder}/{name}")));
         Ok(())
@@ -123,8 +138,8 @@ impl Store {
             let unknown: Vec<String> = blobs.iter().map(blob_name).filter(|name| !far.knows(name)).collect();
             let looks = unknown.clone().into_iter().map(|name| async move { far.tier.head(&name).await });
             let found = futures::stream::iter(looks).buffered(CONCURRENT).try_collect::<Vec<_>>().await?;
-            for (name, _) in unknown.iter().zip(&found).filter(|(_, meta)| meta.is_some()) {
-                far.add_known(name);
+            for (name, meta) in unknown.iter().zip(&found) {
+                meta.iter().for_each(|meta| far.add_written(name, meta.modified));
             }
             if found.iter().any(Option::is_none) {
                 return Ok(false);
@@ -137,13 +152,12 @@ impl Store {
     pub async fn prefetch(&self, keys: Vec<Digest>) -> Result<(), StoreError> {
         let Some(far) = &self.far else { return Ok(()) };
         let looks = keys.into_iter().map(|key| async move {
-            let (generation, record) = self.newest(&key).await?;
-            let name = record_name(&key, generation);
-            if let Some(record) = record
-                && !far.knows(&name)
+            if let (generation, Some(record)) = self.newest(&key).await?
+                && !self.is_trusted(&record, generation)
+                && far.is_found(&key)
                 && self.confirm(&record).await?
             {
-                far.add_known(&name);
+                far.add_known(&shared_name(&record, generation));
             }
             Ok::<(), StoreError>(())
         });
