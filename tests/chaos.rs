@@ -26,6 +26,8 @@ use crate::support::s3::{Bucket, S3Server};
 
 /// A run that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(120);
+/// How long gc waits before it deletes.
+const GRACE: Duration = Duration::from_secs(2);
 /// So many rounds are played at the same time; most of their time is waiting.
 const AT_ONCE: usize = 3;
 const STAGES: [&str; 5] = ["source", "squares", "folder", "joined", "lines"];
@@ -43,6 +45,12 @@ stages:
 /// A stage more, so that a run that has everything else needs what is in it.
 const MORE: &str = "  more: { uses: run, inputs: { t: squares.rows, f: folder.out, l: lines.rows }, run: 'cat inputs/f/* inputs/*.parquet | wc -c > outputs/out', outputs: { out: tree } }
 ";
+
+/// The same results by other commands, and then other results by the same stages.
+fn others() -> [(&'static str, String); 2] {
+    let same = PIPELINE.replace("sleep 0.05", "sleep 0.06").replace("sleep 0.02", "sleep 0.03");
+    [("same.yaml", same), ("other.yaml", PIPELINE.replace("-lt 24", "-lt 25").replace("1300000", "1200000"))]
+}
 
 /// Answers a row after noting in the machine's ledger that it works on it.
 const SQUARE: &str = r#"ledger=${CUDA_AGENT_REQUEST%%/.cuda-agent/*}/ledger
@@ -70,6 +78,7 @@ fn machine(store: &str, variables: Vec<(String, String)>) -> Sandbox {
         .write("kinds/square/square.sh", SQUARE)
         .write("p.yaml", PIPELINE)
         .write("q.yaml", &format!("{PIPELINE}{MORE}").replace("name: p", "name: q"));
+    others().iter().for_each(|(name, text)| _ = sandbox.write(name, text));
     sandbox
 }
 
@@ -86,6 +95,7 @@ struct Expected {
 
 static EXPECTED: LazyLock<Expected> = LazyLock::new(|| {
     let sandbox = machine("", Vec::new());
+    others().iter().for_each(|(name, _)| _ = sandbox.good(&["run", name]));
     sandbox.good(&["run", "q.yaml"]);
     let records = near_files(&sandbox.path(".cuda-agent"), "records");
     let records: Vec<Record> = records.iter().filter_map(|(_, bytes)| record(bytes)).collect();
@@ -216,6 +226,8 @@ struct World {
     tally: Tally,
     /// Something was damaged on purpose, so not everything that is there need be whole.
     damaged: bool,
+    /// Garbage is collected, so not everything that was finished stays.
+    collected: bool,
     /// A machine's small disk, where it has one.
     disk: Option<Disk>,
 }
@@ -262,6 +274,7 @@ impl World {
             random,
             tally: Tally { rounds: 1, ..Tally::default() },
             damaged: false,
+            collected: false,
             disk: None,
         };
         world.add_machine();
@@ -270,7 +283,9 @@ impl World {
 
     fn add_machine(&mut self) -> usize {
         let store = format!("store: {}/{}\n", self.bucket.url, self.folder);
-        self.machines.push(machine(&store, self.bucket.at(self.proxy.endpoint()).env));
+        let mut variables = self.bucket.at(self.proxy.endpoint()).env;
+        variables.push(("CUDA_AGENT_GC_GRACE_S".into(), GRACE.as_secs_f64().to_string()));
+        self.machines.push(machine(&store, variables));
         self.ledgers.push(0);
         self.machines.len() - 1
     }
@@ -382,6 +397,9 @@ impl World {
         let rows: Vec<Digest> =
             ledger.lines().skip(self.ledgers[machine]).filter_map(|line| line.parse().ok()).collect();
         self.ledgers[machine] = ledger.lines().count();
+        if self.collected {
+            return;
+        }
         let again = rows.iter().filter(|row| before.rows.contains(row)).count();
         if again > 0 {
             self.tally.lost.push(format!("{again} rows were executed again on machine {machine}"));
@@ -693,7 +711,7 @@ impl Drop for Disk {
 
 type Scenario = fn(&mut World);
 
-const SCENARIOS: [(&str, Scenario); 18] = [
+const SCENARIOS: [(&str, Scenario); 20] = [
     ("kill -9 of the engine, one machine", |world| engine_killed(world, 1)),
     ("kill -9 of the engine, two machines in turn", |world| engine_killed(world, 2)),
     ("kill -9 of a stage's program", programs_killed),
@@ -712,6 +730,8 @@ const SCENARIOS: [(&str, Scenario); 18] = [
     ("damage in the bucket", |world| damage(world, true)),
     ("damage on the machine", |world| damage(world, false)),
     ("clocks that jump", clocks),
+    ("eight runners at once, faults, one of them killed", eight_runners),
+    ("gc against runs that use what expires", garbage),
 ];
 
 fn engine_killed(world: &mut World, machines: usize) {
@@ -939,6 +959,49 @@ fn shift_clocks(world: &mut World, machine: usize) {
         }
         world.bucket.put(&format!("{}/v1/runs/{name}", world.folder), text);
         world.tally.faults += 1;
+    }
+}
+
+fn eight_runners(world: &mut World) {
+    while world.machines.len() < 8 {
+        world.add_machine();
+    }
+    some_faults(world, &Fault::ALL, (2, 6));
+    let mut runs: Vec<Running> = (0..8).map(|machine| world.start(machine, &["p.yaml"])).collect();
+    let killed = runs.swap_remove(world.random.below(8) as usize);
+    let moment = world.moment();
+    world.kill(killed, moment);
+    for running in runs {
+        world.end_troubled(running);
+    }
+    world.read_something(0);
+}
+
+/// What one machine made is no longer in the newest run, and is condemned; the other needs it just when it is deleted.
+fn garbage(world: &mut World) {
+    let collect = ["gc", "--delete", "--keep-last", "1"];
+    let other = world.add_machine();
+    world.collected = true;
+    world.run_well(other, &["p.yaml"]);
+    for _ in 0..2 {
+        world.run_well(0, &["other.yaml"]);
+        assert!(world.look(0, &collect), "gc notes what is garbage");
+        std::thread::sleep(GRACE);
+        let machine = if world.random.below(2) == 0 { other } else { world.add_machine() };
+        let pipeline = world.random.one(&["p.yaml", "q.yaml", "same.yaml"]);
+        let mut running = world.start(machine, &[pipeline]);
+        let moment = world.moment();
+        world.wait_for(&mut running, moment);
+        let mut gc = world.command(0, &collect).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        if world.random.below(3) == 0 {
+            let soon = world.random.below(300);
+            std::thread::sleep(Duration::from_millis(soon));
+            world.tally.kills += u64::from(gc.try_wait().unwrap().is_none());
+            gc.kill().unwrap();
+        }
+        world.tally.faults += 1;
+        world.end_troubled(running);
+        gc.wait().unwrap();
     }
 }
 

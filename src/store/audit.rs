@@ -259,7 +259,7 @@ async fn read_record(tier: &Tier, object: &Object, key: &Digest) -> Result<State
     let Some(record) = gc::parse::<Record>(tier, &object.name, &bytes)? else { return Ok(State::Bad) };
     let value: serde_json::Value = serde_json::from_slice(&bytes).expect("it was parsed before");
     let digest = Digest::keyed(context::STAGE_KEY, &canonical::to_bytes(&value["preimage"]));
-    if record.key != *key || digest != *key {
+    if record.key != *key || digest != *key || !Record::is_whole(&bytes) {
         return Ok(State::Bad);
     }
     let named = Named::of(tier, &record).await?;

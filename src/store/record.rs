@@ -60,14 +60,15 @@ impl Record {
 
     /// Reads what is stored; `None` where that is damaged.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let record: Self = serde_json::from_slice(bytes).ok()?;
-        let at = bytes.len().checked_sub(CHECK.len() + 64 + 2)?;
+        serde_json::from_slice(bytes).ok().filter(|_| Self::is_whole(bytes))
+    }
+
+    /// Whether what is stored is what was written, as far as its digest tells; older records have none.
+    pub fn is_whole(bytes: &[u8]) -> bool {
+        let Some(at) = bytes.len().checked_sub(CHECK.len() + 64 + 2) else { return false };
         let (text, check) = bytes.split_at(at);
-        match check.strip_prefix(CHECK.as_bytes()) {
-            Some(check) => check.starts_with(Digest::of_bytes(text).to_string().as_bytes()).then_some(record),
-            // Written before there was one.
-            None => Some(record),
-        }
+        let check = check.strip_prefix(CHECK.as_bytes());
+        check.is_none_or(|check| check.starts_with(Digest::of_bytes(text).to_string().as_bytes()))
     }
 }
 
