@@ -24,10 +24,10 @@ const PIECE: u64 = 8 << 20;
 const PIECES: usize = 8;
 /// S3 takes no more parts than 10,000 an object.
 const MOST_PARTS: u64 = 9_000;
-/// How often a body that broke off is asked for again.
-const TRIES: u32 = 4;
-/// What fails sooner than that was not waited for.
-const SOON: Duration = Duration::from_secs(5);
+/// How often something is tried that the layer below does not try again, as a body that broke off…
+const TRIES: u32 = 10;
+/// …and for how long.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a listing tells of an object.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,6 +38,28 @@ pub struct Meta {
     pub size: u64,
     /// Seconds since 1970, by the server's clock.
     pub modified: f64,
+}
+
+/// Tries of one request.
+struct Tries {
+    begun: Instant,
+    count: u32,
+}
+
+impl Tries {
+    fn new() -> Self {
+        Self { begun: Instant::now(), count: 1 }
+    }
+
+    /// Whether to try once more, after a moment.
+    async fn again(&mut self) -> bool {
+        let again = self.count < TRIES && self.begun.elapsed() < PATIENCE;
+        if again {
+            tokio::time::sleep(Duration::from_millis(10) * self.count.pow(2)).await;
+            self.count += 1;
+        }
+        again
+    }
 }
 
 /// A tier. Cloning shares it.
@@ -114,7 +136,7 @@ impl Tier {
             };
         }
         let path = Path::from(name);
-        let mut tries = 1;
+        let mut tries = Tries::new();
         loop {
             let body = match self.backend.get_opts(&path, GetOptions::default()).await {
                 Ok(result) => result.bytes().await,
@@ -124,7 +146,7 @@ impl Tier {
             match body {
                 Ok(bytes) => return Ok(Some(bytes)),
                 // The body broke off; the request itself had its retries below us.
-                Err(_) if tries < TRIES => tries += 1,
+                Err(_) if tries.again().await => {}
                 Err(error) => return Err(self.failed("read", name, error)),
             }
         }
@@ -140,14 +162,14 @@ impl Tier {
             return Ok(bytes.into());
         }
         let path = Path::from(name);
-        let mut tries = 1;
+        let mut tries = Tries::new();
         loop {
             match self.backend.get_range(&path, offset..offset + length).await {
                 Ok(bytes) if bytes.len() as u64 == length => return Ok(bytes),
-                Ok(_) if tries < TRIES => tries += 1,
+                Ok(_) if tries.again().await => {}
                 Ok(bytes) => return Err(self.error("read", name, format!("{} of {length} bytes came", bytes.len()))),
                 Err(error @ object_store::Error::NotFound { .. }) => return Err(self.failed("read", name, error)),
-                Err(_) if tries < TRIES => tries += 1,
+                Err(_) if tries.again().await => {}
                 Err(error) => return Err(self.failed("read", name, error)),
             }
         }
@@ -187,11 +209,18 @@ impl Tier {
     /// Creates an object, also where the server is said not to know how: for finding out.
     pub async fn create_for_real(&self, name: &str, bytes: impl Into<Bytes>) -> Result<bool, StoreError> {
         let payload = PutPayload::from_bytes(bytes.into());
-        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        match self.backend.put_opts(&Path::from(name), payload, options).await {
-            Ok(_) => Ok(true),
-            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => Ok(false),
-            Err(error) => Err(self.failed("write", name, error)),
+        let mut tries = Tries::new();
+        loop {
+            let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+            match self.backend.put_opts(&Path::from(name), payload.clone(), options).await {
+                Ok(_) => return Ok(true),
+                Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
+                    return Ok(false);
+                }
+                // The connection broke: below us nobody knows that to ask again is no harm.
+                Err(object_store::Error::Generic { .. }) if self.folder.is_none() && tries.again().await => {}
+                Err(error) => return Err(self.failed("write", name, error)),
+            }
         }
     }
 
@@ -208,13 +237,12 @@ impl Tier {
             return Ok(Vec::new());
         }
         let root = Path::from(prefix);
-        let mut tries = 1;
+        let mut tries = Tries::new();
         let listing = loop {
-            let begun = Instant::now();
             match self.backend.list(Some(&root)).try_collect::<Vec<_>>().await {
                 Ok(listing) => break listing,
                 // The body broke off, which is not retried below us as requests are.
-                Err(object_store::Error::Generic { .. }) if tries < TRIES && begun.elapsed() < SOON => tries += 1,
+                Err(object_store::Error::Generic { .. }) if tries.again().await => {}
                 Err(error) => return Err(self.failed("list", prefix, error)),
             }
         };
@@ -269,9 +297,21 @@ impl Tier {
         if length <= PIECE {
             return self.overwrite(name, std::fs::read(file).map_err(fail)?).await;
         }
-        let failed = |error| self.failed("write", name, error);
         let source = Arc::new(std::fs::File::open(file).map_err(fail)?);
-        let mut upload = self.backend.put_multipart(&Path::from(name)).await.map_err(failed)?;
+        let mut tries = Tries::new();
+        loop {
+            match self.upload_pieces(name, &source, length).await {
+                Ok(()) => return Ok(()),
+                // The connection broke where below us nobody asks again.
+                Err(Unsent::Store(object_store::Error::Generic { .. })) if tries.again().await => {}
+                Err(Unsent::Store(error)) => return Err(self.failed("write", name, error)),
+                Err(Unsent::File(error)) => return Err(fail(error)),
+            }
+        }
+    }
+
+    async fn upload_pieces(&self, name: &str, source: &Arc<std::fs::File>, length: u64) -> Result<(), Unsent> {
+        let mut upload = self.backend.put_multipart(&Path::from(name)).await?;
         let piece = PIECE.max(length.div_ceil(MOST_PARTS));
         let mut sending = futures::stream::FuturesUnordered::new();
         let mut offset = 0;
@@ -279,15 +319,15 @@ impl Tier {
             while offset < length || !sending.is_empty() {
                 while offset < length && sending.len() < PIECES {
                     let size = piece.min(length - offset);
-                    let bytes = read_piece(source.clone(), offset, size).await.map_err(fail)?;
+                    let bytes = read_piece(source.clone(), offset, size).await?;
                     sending.push(upload.put_part(PutPayload::from_bytes(bytes)));
                     offset += size;
                 }
                 if let Some(end) = sending.next().await {
-                    end.map_err(failed)?;
+                    end?;
                 }
             }
-            Ok::<(), StoreError>(())
+            Ok::<(), Unsent>(())
         };
         let sent = sent.await;
         drop(sending);
@@ -296,7 +336,8 @@ impl Tier {
             let _ = upload.abort().await;
             return Err(error);
         }
-        upload.complete().await.map(|_| ()).map_err(failed)
+        upload.complete().await?;
+        Ok(())
     }
 
     /// Copies an object to a file and says what the copy's digest is; `None` where there is none. A copy that fails may leave
@@ -361,6 +402,24 @@ fn decoded(part: &str) -> String {
         rest = if code.is_some() { &after[2..] } else { after };
     }
     String::from_utf8(bytes).unwrap_or_else(|_| part.to_owned())
+}
+
+/// Why a file did not go up.
+enum Unsent {
+    Store(object_store::Error),
+    File(std::io::Error),
+}
+
+impl From<object_store::Error> for Unsent {
+    fn from(error: object_store::Error) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<std::io::Error> for Unsent {
+    fn from(error: std::io::Error) -> Self {
+        Self::File(error)
+    }
 }
 
 fn seconds(meta: &ObjectMeta) -> f64 {
