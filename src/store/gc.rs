@@ -18,7 +18,8 @@ use serde::{Deserialize, Serialize};
 use super::lease::Holder;
 use super::tier::{Meta, Tier};
 use super::{
-    CONCURRENT, DELETED, LAYOUT, Record, RunManifest, SegmentName, StoreError, blob_name, record_name, segment_name,
+    CONCURRENT, DELETED, Doubt, LAYOUT, Record, RunManifest, SegmentName, StoreError, blob_name, record_name,
+    segment_name,
 };
 use crate::artifact::{Artifact, tree};
 use crate::digest::Digest;
@@ -390,15 +391,17 @@ pub(super) struct Named {
 impl Named {
     /// Reads a record, and the lists of trees that it does not hold itself.
     async fn read(tier: &Tier, object: &Object) -> Result<Self, StoreError> {
-        // What is wrong once could be the wire.
-        for _ in 0..2 {
+        let mut doubt = Doubt::default();
+        loop {
             let Some(bytes) = tier.read(&object.name).await? else { return Ok(Self::default()) };
             let record = parse::<Record>(tier, &object.name, &bytes)?;
             if let Some(record) = record.filter(|_| Record::is_whole(&bytes)) {
                 return Self::of(tier, &record).await;
             }
+            if doubt.is_damaged(tier, &object.name, Digest::of_bytes(&bytes))? {
+                return Ok(Self { unreadable: vec![object.name.clone()], ..Self::default() });
+            }
         }
-        Ok(Self { unreadable: vec![object.name.clone()], ..Self::default() })
     }
 
     /// What a record names, with what its trees' lists name.

@@ -1,8 +1,8 @@
 //! What this machine knows to be in the far tier, so that what was shared once is not asked about again.
 //!
 //! The file: the magic, then entries of 16 bytes of the digest of an object's name and 4 of the time it was written
-//! in seconds, little-endian, 0 for one that is gone. The last entry counts. It is only ever appended to, a torn end is cut off, and it can be deleted at any time: then objects are
-//! asked about once more.
+//! in seconds, little-endian. The last entry counts. It is only ever appended to, a torn end is cut off, and it can be deleted
+//! at any time: then objects are asked about once more.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,8 +13,6 @@ use crate::digest::Digest;
 
 const MAGIC: &[u8; 8] = b"CAKNOWN1";
 const ENTRY: usize = 20;
-/// In place of a time: it is not there any more.
-const GONE: u32 = 0;
 /// In place of a time: it is there, but nobody knows since when.
 const OLD: u32 = 1;
 /// So many entries wait before they are written.
@@ -45,7 +43,6 @@ impl Known {
                 let name = name.try_into().expect("16 bytes");
                 known.names.insert(name, u32::from_le_bytes(time.try_into().expect("4 bytes")));
             }
-            known.names.retain(|_, time| *time != GONE);
             if count > 2 * known.names.len() + BATCH {
                 known.shorten();
             }
@@ -55,7 +52,7 @@ impl Known {
 
     /// When an object that is there was written, in seconds since 1970, or long ago where that is not known.
     pub fn seen(&self, name: &str) -> Option<f64> {
-        self.names.get(&short(name)).filter(|time| **time != GONE).map(|time| f64::from(*time))
+        self.names.get(&short(name)).map(|time| f64::from(*time))
     }
 
     /// Notes that an object is there, and when it was written, where that is known. What is known already, with as late a
@@ -67,10 +64,11 @@ impl Known {
         }
     }
 
-    /// Notes that an object is not there, or cannot be trusted.
+    /// Notes that an object is not there, or cannot be trusted. Where it was believed to be there, whatever else is known
+    /// may be as wrong, like the record that names it: all of it is forgotten.
     pub fn remove(&mut self, name: &str) {
         if self.seen(name).is_some() {
-            self.enter(name, GONE);
+            self.clear();
         }
     }
 
@@ -154,29 +152,32 @@ mod tests {
         assert_eq!((known.seen("v1/a"), known.seen("v1/b")), (Some(1e9), Some(1.0)));
         known.add("v1/a", None);
         assert_eq!(known.seen("v1/a"), Some(1e9), "a time is not forgotten");
-        known.remove("v1/b");
-        assert!(known.seen("v1/a").is_some() && known.seen("v1/b").is_none());
+        known.remove("v1/c");
         drop(known);
         fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"torn").unwrap();
         let mut known = Known::load(&path);
         assert!(known.seen("v1/a").is_some() && known.seen("v1/c").is_none());
-        assert!(known.seen("v1/b").is_none(), "that it is gone is remembered too");
         known.add("v1/c", None);
         drop(known);
         let mut known = Known::load(&path);
         assert!(known.seen("v1/a").is_some() && known.seen("v1/c").is_some());
-        known.clear();
+        known.remove("v1/c");
         drop(known);
+        let known = Known::load(&path);
+        assert!(known.seen("v1/a").is_none() && known.seen("v1/c").is_none(), "what named it cannot be trusted either");
+        fs::write(&path, "something else").unwrap();
         assert!(Known::load(&path).seen("v1/a").is_none());
+    }
+
+    #[test]
+    fn what_was_overtaken_is_left_out_in_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("known");
         let mut known = Known::load(&path);
-        for round in 0..2000 {
-            known.add("v1/a", Some(1e9 + f64::from(round)));
-        }
+        (0..2000).for_each(|round| known.add("v1/a", Some(1e9 + f64::from(round))));
         drop(known);
         let long = fs::metadata(&path).unwrap().len();
         assert_eq!(Known::load(&path).seen("v1/a"), Some(1e9 + 1999.0));
-        assert!(fs::metadata(&path).unwrap().len() < long / 100, "what was overtaken is left out in the end");
-        fs::write(&path, "something else").unwrap();
-        assert!(Known::load(&path).seen("v1/a").is_none());
+        assert!(fs::metadata(&path).unwrap().len() < long / 100);
     }
 }

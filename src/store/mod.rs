@@ -101,6 +101,34 @@ pub enum Again {
     Yes,
 }
 
+/// Tells an object that is damaged from a wire that is: damaged is what reads wrong in the same way twice.
+#[derive(Default)]
+pub(crate) struct Doubt {
+    last: Option<Digest>,
+    reads: u32,
+}
+
+impl Doubt {
+    /// Whether an object that was read wrong, as these bytes, is damaged; otherwise it is to be read once more.
+    pub fn is_damaged(&mut self, tier: &Tier, name: &str, read: Digest) -> Result<bool, StoreError> {
+        const OFTEN: u32 = 10;
+        self.reads += 1;
+        if self.last.replace(read) == Some(read) {
+            return Ok(true);
+        }
+        match self.reads < OFTEN {
+            true => Ok(false),
+            false => {
+                let error = tier.error("read", name, "it is different, and wrong, each time it is read");
+                Err(StoreError {
+                    hint: Some("look at the network, a proxy, or the memory of this machine".into()),
+                    ..error
+                })
+            }
+        }
+    }
+}
+
 impl Store {
     /// Opens a store of one tier by URL: `file:///folder`, a plain path, or `memory://`.
     pub fn open(url: &str) -> Result<Self, StoreError> {
@@ -273,11 +301,11 @@ impl Store {
         Ok(bytes)
     }
 
-    /// Reads a far object. What is wrong twice is damaged and removed, so that nobody mistakes it for a good one;
-    /// once could be the wire.
+    /// Reads a far object. One that is damaged is removed, so that nobody mistakes it for a good one.
     async fn read_far(&self, name: &str, is_good: impl Fn(&Bytes) -> bool) -> Result<Option<Bytes>, StoreError> {
         let Some(far) = &self.far else { return Ok(None) };
-        for _ in 0..2 {
+        let mut doubt = Doubt::default();
+        loop {
             let Some(bytes) = far.tier.read(name).await? else {
                 far.forget(name);
                 return Ok(None);
@@ -287,20 +315,21 @@ impl Store {
                 far.count_down(bytes.len() as u64);
                 return Ok(Some(bytes));
             }
+            if doubt.is_damaged(&far.tier, name, Digest::of_bytes(&bytes))? {
+                self.condemn(far, name).await;
+                return Ok(None);
+            }
         }
-        self.condemn(far, name).await;
-        Ok(None)
     }
 
     async fn condemn(&self, far: &Far, name: &str) {
         far.forget(name);
-        let removed = if far.is_read_only() {
-            "it stays, since nothing is written there".to_owned()
-        } else {
-            match far.tier.delete(name).await {
+        let removed = match far.is_read_only() {
+            true => "it stays, since nothing is written there".to_owned(),
+            false => match far.tier.delete(name).await {
                 Ok(()) => "it was removed".to_owned(),
                 Err(error) => format!("it could not be removed: {error}"),
-            }
+            },
         };
         far.trouble(format!("{}: {name} was damaged; {removed}", far.tier.url()));
     }
@@ -329,7 +358,8 @@ impl Store {
         let fail = |error: std::io::Error| self.near.error("write", &name, error);
         std::fs::create_dir_all(path.parent().expect("blobs lie in a folder")).map_err(fail)?;
         let partial = tier::unique_neighbour(&path);
-        for _ in 0..2 {
+        let mut doubt = Doubt::default();
+        loop {
             let found = far.tier.download(&name, &partial).await;
             if let Ok(Some(found)) = &found
                 && found == digest
@@ -340,13 +370,15 @@ impl Store {
                 return Ok(true);
             }
             let _ = std::fs::remove_file(&partial);
-            if found?.is_none() {
+            let Some(found) = found? else {
                 far.forget(&name);
+                return Ok(false);
+            };
+            if doubt.is_damaged(&far.tier, &name, found)? {
+                self.condemn(far, &name).await;
                 return Ok(false);
             }
         }
-        self.condemn(far, &name).await;
-        Ok(false)
     }
 
     /// Notes the use of a near object, so that it is not among the first to be evicted. Once an hour is often enough.
@@ -699,18 +731,17 @@ async fn newest_in(tier: &Tier, key: &Digest, announced: Option<u32>) -> Result<
     Ok(newest.unwrap_or((0, None)))
 }
 
-/// Reads a record: `None` where there is none, and none in it where what is there is damaged. What is wrong once could be
-/// the wire.
+/// Reads a record: `None` where there is none, and none in it where what is there is damaged.
 async fn read_record(tier: &Tier, key: &Digest, generation: u32) -> Result<Option<Option<Record>>, StoreError> {
     let name = record_name(key, generation);
-    for _ in 0..2 {
+    let mut doubt = Doubt::default();
+    loop {
         let Some(bytes) = tier.read(&name).await? else { return Ok(None) };
         let record = Record::from_bytes(&bytes).filter(|record| record.key == *key);
-        if record.is_some() {
+        if record.is_some() || doubt.is_damaged(tier, &name, Digest::of_bytes(&bytes))? {
             return Ok(Some(record));
         }
     }
-    Ok(Some(None))
 }
 
 /// Removes what a near tier holds of a key besides a generation.

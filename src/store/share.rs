@@ -76,8 +76,10 @@ impl Store {
             if far.seen(&name).is_some_and(young) {
                 return Ok(());
             }
+            let here = self.near.size_of(&name).await?;
             if let Some(meta) = far.tier.head(&name).await?
                 && young(meta.modified)
+                && here.is_none_or(|size| size == meta.size)
             {
                 far.add_written(&name, meta.modified);
                 return Ok(());
@@ -121,6 +123,11 @@ impl Store {
         for meta in near.into_iter().filter(|meta| !there.contains(&meta.name)) {
             let name = format!("{folder}/{}", meta.name);
             let Some(bytes) = self.near.read(&name).await? else { continue };
+            let segment = meta.name.strip_suffix(".parquet").and_then(SegmentName::parse);
+            if segment.is_none_or(|segment| segment.digest != Digest::of_bytes(&bytes)) {
+                // Damaged: whoever needs its rows finds that out.
+                continue;
+            }
             far.count_up(bytes.len() as u64);
             far.tier.overwrite(&name, bytes).await?;
             far.add_written(&name, crate::now());
@@ -211,22 +218,24 @@ impl Store {
     /// Finds out whether the far tier refuses to create what is there already. Two writers could both believe they won
     /// where it does not.
     pub async fn probe(&self) -> Result<Probe, StoreError> {
+        const OFTEN: u32 = 5;
         let tier = self.truth();
-        let name = format!("{LAYOUT}/leases/probe-{}", crate::nonce());
-        // A retried success looks like a conflict, which is no harm here: what is there decides.
-        tier.create_for_real(&name, &b"first"[..]).await?;
-        let second = tier.create_for_real(&name, &b"second"[..]).await;
-        let mut there = tier.read(&name).await;
-        if !matches!(there.as_ref().map(Option::as_deref), Ok(Some(b"first" | b"second"))) {
-            // Once could be the wire.
-            there = tier.read(&name).await;
+        for _ in 0..OFTEN {
+            let name = format!("{LAYOUT}/leases/probe-{}", crate::nonce());
+            // A retried success looks like a conflict, which is no harm here: what is there decides.
+            tier.create_for_real(&name, &b"first"[..]).await?;
+            let before = tier.read(&name).await;
+            let second = tier.create_for_real(&name, &b"second"[..]).await;
+            let after = tier.read(&name).await;
+            let _ = tier.delete(&name).await;
+            match (before?.as_deref(), second?, after?.as_deref()) {
+                (Some(b"first"), false, Some(b"first")) => return Ok(Probe::Keeps),
+                (Some(b"first"), true, _) | (Some(b"first"), _, Some(b"second")) => return Ok(Probe::Overwrites),
+                // It reported a conflict where nothing was, or something is wrong with the wire.
+                _ => {}
+            }
         }
-        let _ = tier.delete(&name).await;
-        match (second?, there?.as_deref()) {
-            (false, Some(b"first")) => Ok(Probe::Keeps),
-            (true, _) | (_, Some(b"second")) => Ok(Probe::Overwrites),
-            _ => Err(tier.error("probe", &name, "what was written is not what is read; try again")),
-        }
+        Err(tier.error("probe", LAYOUT, "what is written is not what is read"))
     }
 }
 
