@@ -148,26 +148,25 @@ pub async fn export(project: &Project, options: ExportOptions) -> Result<Exit, C
             .with_hint("name another folder, or use --force to write into it"));
     }
     let fail = |error: std::io::Error| CliError::environment(format!("{}: {error}", folder.display()));
-    std::fs::create_dir_all(folder).map_err(fail)?;
-    // One tree is the folder itself; several outputs lie beside each other.
-    let alone = found.outputs.len() == 1;
-    let mut made = Vec::new();
-    for (port, artifact) in found.outputs {
-        let table = artifact.rows.is_some();
-        let target = if alone && !table {
-            folder.clone()
-        } else {
-            folder.join(attempt::artifact_name(&port, artifact.port_type))
-        };
-        let size = artifact.size;
-        let placed = place(&store, &port, artifact, &target).await;
-        if placed.is_err() {
-            // The next run looks at it again instead of trusting what is known of it.
-            store.distrust(&found.key).await?;
-        }
-        let target = placed?;
-        made.push((target, size));
+    // Under another name until it is whole, unless it is added to what is there.
+    let in_place = taken || folder.file_name().is_none() || folder.is_symlink();
+    let made_in = match in_place {
+        true => folder.clone(),
+        false => folder.with_file_name(format!(".{}.partial", crate::nonce())),
+    };
+    std::fs::create_dir_all(&made_in).map_err(fail)?;
+    let key = found.key;
+    let mut made = copy_outputs(&store, found, &made_in).await;
+    if made.is_err() {
+        // The next run looks at it again instead of trusting what is known of it.
+        store.distrust(&key).await?;
     }
+    if !in_place {
+        made = made.and_then(|made| std::fs::rename(&made_in, folder).map(|()| made).map_err(fail));
+        let _ = std::fs::remove_dir_all(&made_in);
+    }
+    let named = |path: &Path| path.strip_prefix(&made_in).map_or(path.to_owned(), |below| folder.join(below));
+    let made: Vec<(PathBuf, u64)> = made?.into_iter().map(|(path, size)| (named(&path), size)).collect();
     if project.common.json {
         let files: Vec<_> = made.iter().map(|(path, size)| json!({ "path": path, "size": size })).collect();
         print_json(&files);
@@ -177,6 +176,24 @@ pub async fn export(project: &Project, options: ExportOptions) -> Result<Exit, C
         }
     }
     Ok(Exit::Done)
+}
+
+async fn copy_outputs(store: &Store, found: Found, folder: &Path) -> Result<Vec<(PathBuf, u64)>, CliError> {
+    // One tree is the folder itself; several outputs lie beside each other.
+    let alone = found.outputs.len() == 1;
+    let mut made = Vec::new();
+    for (port, artifact) in found.outputs {
+        let table = artifact.rows.is_some();
+        let target = if alone && !table {
+            folder.to_owned()
+        } else {
+            folder.join(attempt::artifact_name(&port, artifact.port_type))
+        };
+        let size = artifact.size;
+        let target = place(store, &port, artifact, &target).await?;
+        made.push((target, size));
+    }
+    Ok(made)
 }
 
 async fn place(store: &Store, port: &str, artifact: Artifact, target: &Path) -> Result<PathBuf, CliError> {
