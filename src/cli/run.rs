@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use tokio::sync::mpsc;
@@ -114,8 +115,10 @@ pub fn absolute(project: &Project) -> Result<crate::Folders, CliError> {
     crate::Folders::below(root).map_err(|error| CliError::environment(format!("{}: {error}", root.display())))
 }
 
-/// The first Ctrl-C or SIGTERM asks for an end, the second insists.
+/// The first Ctrl-C or SIGTERM asks for an end, the second insists. Who insisted does not wait long for a store that is away:
+/// it is as after a kill, of which nothing is lost.
 pub fn interrupts() -> mpsc::UnboundedReceiver<()> {
+    const AT_MOST: Duration = Duration::from_secs(5);
     use tokio::signal::unix::{SignalKind, signal};
     let (sender, receiver) = mpsc::unbounded_channel();
     let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
@@ -123,13 +126,17 @@ pub fn interrupts() -> mpsc::UnboundedReceiver<()> {
         return receiver;
     };
     tokio::spawn(async move {
-        loop {
+        for count in 1.. {
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }
-            if sender.send(()).is_err() {
-                return;
+            let _ = sender.send(());
+            if count == 2 {
+                tokio::spawn(async {
+                    tokio::time::sleep(AT_MOST).await;
+                    std::process::exit(Exit::Interrupted as i32);
+                });
             }
         }
     });
