@@ -141,6 +141,8 @@ impl Tier {
             let body = match self.backend.get_opts(&path, GetOptions::default()).await {
                 Ok(result) => result.bytes().await,
                 Err(object_store::Error::NotFound { .. }) => return Ok(None),
+                // Of an answer that says so the body may break off, too.
+                Err(object_store::Error::Generic { .. }) if tries.again().await => continue,
                 Err(error) => return Err(self.failed("read", name, error)),
             };
             match body {
