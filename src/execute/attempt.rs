@@ -167,6 +167,9 @@ pub async fn place(store: &Store, input: &Input, target: &Path) -> Result<(), Fa
         return if store.fetch_blob(&artifact.blob, target).await? { Ok(()) } else { Err(gone(artifact.blob)) };
     }
     let entries = store.tree_entries(artifact).await?.ok_or_else(|| gone(artifact.blob))?;
+    if let Some(lost) = store.bring_all(entries.iter().map(|entry| entry.blob)).await? {
+        return Err(gone(lost));
+    }
     let mut pack: Option<(Digest, bytes::Bytes)> = None;
     for entry in entries {
         let path = if entry.path.is_empty() { target.to_owned() } else { target.join(&entry.path) };

@@ -179,13 +179,12 @@ impl Store {
             return Ok(false);
         }
         match self.near.local(&object.name) {
-            Some(path) => far.tier.upload(&object.name, &path).await?,
+            Some(path) => far.tier.upload(&object.name, &path, None).await,
             None => {
                 let bytes = self.near.read(&object.name).await?.unwrap_or_default();
-                far.tier.overwrite(&object.name, bytes).await?;
+                far.tier.overwrite(&object.name, bytes).await.map(|()| true)
             }
         }
-        Ok(true)
     }
 
     /// Removes what is damaged. A generation goes with those below it, which it replaced: none of them must count again.

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
 use object_store::ObjectStore;
 
 use crate::artifact::{Artifact, tree};
@@ -400,27 +400,35 @@ impl Store {
 
     /// Whether every blob of an artifact is there; the first that is not, otherwise.
     pub async fn missing_blob(&self, artifact: &Artifact) -> Result<Option<Digest>, StoreError> {
-        let Some(size) = self.blob_size(&artifact.blob).await? else { return Ok(Some(artifact.blob)) };
         if artifact.rows.is_some() {
-            return Ok((size != artifact.size).then_some(artifact.blob));
+            let size = self.blob_size(&artifact.blob).await?;
+            return Ok((size != Some(artifact.size)).then_some(artifact.blob));
         }
-        for part in &artifact.parts {
-            if !self.has_blob(part).await? {
-                return Ok(Some(*part));
+        let Some(blobs) = self.parts_of(artifact).await? else { return Ok(Some(artifact.blob)) };
+        let mut unsure = Vec::new();
+        for blob in blobs {
+            match (self.near.size_of(&blob_name(&blob)).await?, &self.far) {
+                (Some(_), _) => {}
+                (None, Some(_)) => unsure.push(blob),
+                (None, None) => return Ok(Some(blob)),
             }
         }
-        if !artifact.parts.is_empty() {
-            return Ok(None);
-        }
-        let Some(entries) = self.tree_entries(artifact).await? else { return Ok(Some(artifact.blob)) };
-        let mut last = None;
-        for entry in entries {
-            if last != Some(entry.blob) && !self.has_blob(&entry.blob).await? {
-                return Ok(Some(entry.blob));
+        let looks = unsure.into_iter().map(|blob| async move { Ok((blob, self.has_blob(&blob).await?)) });
+        let mut looks = futures::stream::iter(looks).buffered(CONCURRENT);
+        while let Some((blob, there)) = looks.try_next().await? {
+            if !there {
+                return Ok(Some(blob));
             }
-            last = Some(entry.blob);
         }
         Ok(None)
+    }
+
+    /// The blobs of a tree, its list first; the record often has them.
+    async fn parts_of(&self, artifact: &Artifact) -> Result<Option<Vec<Digest>>, StoreError> {
+        if artifact.parts.is_empty() {
+            return self.blobs_of(artifact).await;
+        }
+        Ok(Some([artifact.blob].into_iter().chain(artifact.parts.iter().copied()).collect()))
     }
 
     /// The blobs of an artifact, each once; `None` where the list of a tree's files is missing or damaged.

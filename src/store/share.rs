@@ -1,5 +1,7 @@
 //! From the near tier to the far one: blobs and row segments first, then the record that names them.
 
+use std::collections::BTreeSet;
+
 use futures::{StreamExt, TryStreamExt};
 
 use super::far::{Far, Hint};
@@ -90,15 +92,10 @@ impl Store {
         }
         match self.near.local(&name) {
             Some(path) => {
-                let read = path.clone();
-                let digest = tokio::task::spawn_blocking(move || Digest::of_file(&read)).await;
-                let digest =
-                    digest.expect("digesting does not panic").map_err(|e| self.near.error("read", &name, e))?;
-                if digest != *blob {
+                if !far.tier.upload(&name, &path, Some(blob)).await? {
                     self.near.delete(&name).await?;
                     return Err(self.near.error("share", &name, "it is damaged, so it was removed; run again"));
                 }
-                far.tier.upload(&name, &path).await?;
                 far.count_up(std::fs::metadata(&path).map_or(0, |metadata| metadata.len()));
             }
             None => {
@@ -191,12 +188,7 @@ impl Store {
     pub async fn pull(&self, record: &Record) -> Result<Option<Digest>, StoreError> {
         for artifact in record.outputs.values() {
             let Some(blobs) = self.blobs_of(artifact).await? else { return Ok(Some(artifact.blob)) };
-            let bringing = blobs.into_iter().map(|blob| async move {
-                let there = self.near.size_of(&blob_name(&blob)).await?.is_some() || self.bring(&blob).await?;
-                Ok::<_, StoreError>((!there).then_some(blob))
-            });
-            let lost = futures::stream::iter(bringing).buffered(FILES).try_collect::<Vec<_>>().await?;
-            if let Some(lost) = lost.into_iter().flatten().next() {
+            if let Some(lost) = self.bring_all(blobs).await? {
                 return Ok(Some(lost));
             }
         }
@@ -206,6 +198,21 @@ impl Store {
             futures::stream::iter(bringing).buffered(FILES).try_collect::<Vec<()>>().await?;
         }
         Ok(None)
+    }
+
+    /// Copies blobs to the near tier that are not there, several at once; the first that is missing or damaged, otherwise.
+    pub async fn bring_all(&self, blobs: impl IntoIterator<Item = Digest>) -> Result<Option<Digest>, StoreError> {
+        if self.far.is_none() {
+            return Ok(None);
+        }
+        // Several files can be in one blob.
+        let blobs: BTreeSet<Digest> = blobs.into_iter().collect();
+        let bringing = blobs.into_iter().map(|blob| async move {
+            let there = self.near.size_of(&blob_name(&blob)).await?.is_some() || self.bring(&blob).await?;
+            Ok::<_, StoreError>((!there).then_some(blob))
+        });
+        let lost = futures::stream::iter(bringing).buffered(FILES).try_collect::<Vec<_>>().await?;
+        Ok(lost.into_iter().flatten().next())
     }
 
     async fn bring_segment(&self, base: &Digest, segment: &SegmentName) -> Result<(), StoreError> {

@@ -2,8 +2,9 @@
 //!
 //! Reads of a folder go past the object-store layer, since a no-op run reads one small file a stage.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path as FilePath, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 
 use super::StoreError;
 use crate::digest::Digest;
@@ -22,6 +24,10 @@ use crate::digest::Digest;
 const PIECE: u64 = 8 << 20;
 /// Pieces of one file on their way at the same time.
 const PIECES: usize = 8;
+/// Pieces that wait between the disk and the wire.
+const AHEAD: usize = 2;
+/// How many MiB of files on their way are held in memory.
+const ROOM: usize = 256;
 /// S3 takes no more parts than 10,000 an object.
 const MOST_PARTS: u64 = 9_000;
 /// How often something is tried that the layer below does not try again, as a body that broke off…
@@ -69,6 +75,8 @@ pub struct Tier {
     folder: Option<PathBuf>,
     url: String,
     single_writer: bool,
+    /// One permit is one of `ROOM`.
+    room: Arc<Semaphore>,
 }
 
 impl Tier {
@@ -80,7 +88,7 @@ impl Tier {
         let folder = folder.canonicalize().map_err(|error| fail(error.to_string()))?;
         let backend = LocalFileSystem::new_with_prefix(&folder).map_err(|error| fail(error.to_string()))?;
         let url = format!("file://{}", folder.display());
-        Ok(Self { backend: Arc::new(backend), url, folder: Some(folder), single_writer: false })
+        Ok(Self { folder: Some(folder), ..Self::over(Arc::new(backend), &url) })
     }
 
     /// One that ends with the process.
@@ -90,7 +98,7 @@ impl Tier {
 
     /// Any object store.
     pub fn over(backend: Arc<dyn ObjectStore>, url: &str) -> Self {
-        Self { backend, folder: None, url: url.into(), single_writer: false }
+        Self { backend, folder: None, url: url.into(), single_writer: false, room: Arc::new(Semaphore::new(ROOM)) }
     }
 
     /// For servers without create-if-absent: the only writer looks first, and then writes.
@@ -284,62 +292,79 @@ impl Tier {
     /// Writes a file as an object. Into a folder it is moved where it can be, so it must not be used afterwards.
     pub async fn put_file(&self, name: &str, file: &FilePath) -> Result<(), StoreError> {
         let fail = |error: std::io::Error| self.error("write", name, format!("{}: {error}", file.display()));
-        if let Some(target) = self.local(name) {
-            let from = file.to_owned();
-            let moved = tokio::task::spawn_blocking(move || move_into_place(&from, &target)).await;
-            return moved.expect("moving a file does not panic").map_err(fail);
-        }
-        self.upload(name, file).await
+        let Some(target) = self.local(name) else {
+            return self.overwrite(name, std::fs::read(file).map_err(fail)?).await;
+        };
+        let from = file.to_owned();
+        let moved = tokio::task::spawn_blocking(move || move_into_place(&from, &target)).await;
+        moved.expect("moving a file does not panic").map_err(fail)
     }
 
-    /// Sends a file; it stays as it is.
-    pub async fn upload(&self, name: &str, file: &FilePath) -> Result<(), StoreError> {
+    /// Sends a file, which stays as it is; `false` where it does not have the digest that it must have, and then nothing
+    /// was written.
+    pub async fn upload(&self, name: &str, file: &FilePath, digest: Option<&Digest>) -> Result<bool, StoreError> {
         let fail = |error: std::io::Error| self.error("write", name, format!("{}: {error}", file.display()));
         let length = std::fs::metadata(file).map_err(fail)?.len();
-        if length <= PIECE {
-            return self.overwrite(name, std::fs::read(file).map_err(fail)?).await;
-        }
-        let source = Arc::new(std::fs::File::open(file).map_err(fail)?);
-        let mut tries = Tries::new();
-        loop {
-            match self.upload_pieces(name, &source, length).await {
-                Ok(()) => return Ok(()),
-                // The connection broke where below us nobody asks again.
-                Err(Unsent::Store(object_store::Error::Generic { .. })) if tries.again().await => {}
-                Err(Unsent::Store(error)) => return Err(self.failed("write", name, error)),
-                Err(Unsent::File(error)) => return Err(fail(error)),
+        let _room = self.room(length).await;
+        if length > PIECE {
+            let mut tries = Tries::new();
+            loop {
+                match self.upload_pieces(name, file, length, digest).await {
+                    Ok(is_good) => return Ok(is_good),
+                    // The connection broke where below us nobody asks again.
+                    Err(Unsent::Store(object_store::Error::Generic { .. })) if tries.again().await => {}
+                    Err(Unsent::Store(error)) => return Err(self.failed("write", name, error)),
+                    Err(Unsent::File(error)) => return Err(fail(error)),
+                }
             }
         }
+        let from = file.to_owned();
+        let read = tokio::task::spawn_blocking(move || {
+            let bytes = std::fs::read(from)?;
+            Ok((Digest::of_bytes(&bytes), bytes))
+        });
+        let (found, bytes) = read.await.expect("reading does not panic").map_err(fail)?;
+        if digest.is_some_and(|digest| *digest != found) {
+            return Ok(false);
+        }
+        self.overwrite(name, bytes).await.map(|()| true)
     }
 
-    async fn upload_pieces(&self, name: &str, source: &Arc<std::fs::File>, length: u64) -> Result<(), Unsent> {
+    /// Waits until so large a file may be on its way.
+    async fn room(&self, length: u64) -> SemaphorePermit<'_> {
+        let held = length.min(piece_size(length) * (PIECES + AHEAD) as u64);
+        let permits = (held >> 20) + 1;
+        self.room.acquire_many(permits.min(ROOM as u64) as u32).await.expect("it is never closed")
+    }
+
+    /// Nobody sees the object before its last step, so the digest is made on the way.
+    async fn upload_pieces(
+        &self,
+        name: &str,
+        file: &FilePath,
+        length: u64,
+        digest: Option<&Digest>,
+    ) -> Result<bool, Unsent> {
+        let source = std::fs::File::open(file)?;
         let mut upload = self.backend.put_multipart(&Path::from(name)).await?;
-        let piece = PIECE.max(length.div_ceil(MOST_PARTS));
-        let mut sending = futures::stream::FuturesUnordered::new();
-        let mut offset = 0;
-        let sent = async {
-            while offset < length || !sending.is_empty() {
-                while offset < length && sending.len() < PIECES {
-                    let size = piece.min(length - offset);
-                    let bytes = read_piece(source.clone(), offset, size).await?;
-                    sending.push(upload.put_part(PutPayload::from_bytes(bytes)));
-                    offset += size;
-                }
-                if let Some(end) = sending.next().await {
-                    end?;
-                }
+        let (sender, receiver) = mpsc::channel(AHEAD);
+        let reading = tokio::task::spawn_blocking(move || read_pieces(source, length, &sender));
+        let pieces = futures::stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver)));
+        let sending = pieces.map(|piece| upload.put_part(PutPayload::from_bytes(piece)));
+        let sent = sending.buffer_unordered(PIECES).try_collect::<Vec<()>>().await.map_err(Unsent::from);
+        // Where sending failed, the channel is closed and reading ends too.
+        let read = reading.await.expect("reading does not panic").map_err(Unsent::from);
+        match sent.and(read) {
+            Ok(found) if digest.is_none_or(|digest| *digest == found) => {
+                upload.complete().await?;
+                Ok(true)
             }
-            Ok::<(), Unsent>(())
-        };
-        let sent = sent.await;
-        drop(sending);
-        if let Err(error) = sent {
-            // What was sent costs room until it is given up; a lifecycle rule does it where we cannot.
-            let _ = upload.abort().await;
-            return Err(error);
+            ended => {
+                // What was sent costs room until it is given up; a lifecycle rule does it where we cannot.
+                let _ = upload.abort().await;
+                ended.map(|_| false)
+            }
         }
-        upload.complete().await?;
-        Ok(())
     }
 
     /// Copies an object to a file and says what the copy's digest is; `None` where there is none. A copy that fails may leave
@@ -358,12 +383,15 @@ impl Tier {
         // The first piece tells how many there are.
         let path = Path::from(name);
         let first = GetOptions { range: Some(GetRange::Bounded(0..PIECE)), ..GetOptions::default() };
-        let (size, first) = match self.backend.get_opts(&path, first).await {
-            Ok(result) => (result.meta.size, result.bytes().await.ok()),
+        let (size, first, _room) = match self.backend.get_opts(&path, first).await {
+            Ok(result) => {
+                let (size, room) = (result.meta.size, self.room(result.meta.size).await);
+                (size, result.bytes().await.ok(), room)
+            }
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
             // An empty object has no range.
             Err(_) => match self.read(name).await? {
-                Some(bytes) => (bytes.len() as u64, Some(bytes)),
+                Some(bytes) => (bytes.len() as u64, Some(bytes), self.room(0).await),
                 None => return Ok(None),
             },
         };
@@ -375,20 +403,27 @@ impl Tier {
             std::fs::write(target, &first).map_err(fail)?;
             return Ok(Some(Digest::of_bytes(&first)));
         }
-        let file = Arc::new(std::fs::File::create(target).map_err(fail)?);
-        write_piece(file.clone(), 0, first).await.map_err(fail)?;
-        let offsets = (1..size.div_ceil(PIECE)).map(|piece| piece * PIECE);
-        let pieces = futures::stream::iter(offsets.map(|offset| {
-            let file = file.clone();
-            async move {
-                let bytes = self.read_range(name, offset, PIECE.min(size - offset)).await?;
-                write_piece(file, offset, bytes).await.map_err(fail)
+        // What has come is written and digested while the rest comes.
+        let file = std::fs::File::create(target).map_err(fail)?;
+        let (sender, receiver) = mpsc::channel(AHEAD);
+        let writing = tokio::task::spawn_blocking(move || write_pieces(file, receiver));
+        let rest = (1..size.div_ceil(PIECE)).map(|piece| piece * PIECE);
+        let rest = rest.map(|offset| self.read_range(name, offset, PIECE.min(size - offset)));
+        let first = futures::stream::once(async { Ok(first) });
+        let mut pieces = pin!(first.chain(futures::stream::iter(rest).buffered(PIECES)));
+        let read = async {
+            while let Some(piece) = pieces.try_next().await? {
+                // Where writing failed, it says so itself.
+                if sender.send(piece).await.is_err() {
+                    break;
+                }
             }
-        }));
-        pieces.buffer_unordered(PIECES).try_collect::<Vec<()>>().await?;
-        let path = target.to_owned();
-        let digest = tokio::task::spawn_blocking(move || Digest::of_file(&path)).await;
-        digest.expect("digesting does not panic").map(Some).map_err(fail)
+            Ok(())
+        };
+        let read = read.await;
+        drop(sender);
+        let written = writing.await.expect("writing does not panic").map_err(fail);
+        read.and(written).map(Some)
     }
 }
 
@@ -428,19 +463,36 @@ fn seconds(meta: &ObjectMeta) -> f64 {
     meta.last_modified.timestamp_millis() as f64 / 1e3
 }
 
-async fn read_piece(file: Arc<std::fs::File>, offset: u64, size: u64) -> std::io::Result<Bytes> {
-    use std::os::unix::fs::FileExt;
-    let read = tokio::task::spawn_blocking(move || {
-        let mut bytes = vec![0; size as usize];
-        file.read_exact_at(&mut bytes, offset)?;
-        Ok(bytes.into())
-    });
-    read.await.expect("reading does not panic")
+/// How large the parts of an upload are.
+fn piece_size(length: u64) -> u64 {
+    PIECE.max(length.div_ceil(MOST_PARTS))
 }
 
-async fn write_piece(file: Arc<std::fs::File>, offset: u64, bytes: Bytes) -> std::io::Result<()> {
-    use std::os::unix::fs::FileExt;
-    tokio::task::spawn_blocking(move || file.write_all_at(&bytes, offset)).await.expect("writing does not panic")
+/// Sends the pieces of a file one after another, and says what the digest of all is.
+fn read_pieces(mut file: std::fs::File, length: u64, sender: &mpsc::Sender<Bytes>) -> std::io::Result<Digest> {
+    let piece = piece_size(length);
+    let mut hasher = blake3::Hasher::new();
+    let mut left = length;
+    while left > 0 {
+        let mut bytes = vec![0; piece.min(left) as usize];
+        file.read_exact(&mut bytes)?;
+        hasher.update(&bytes);
+        left -= bytes.len() as u64;
+        if sender.blocking_send(bytes.into()).is_err() {
+            break;
+        }
+    }
+    Ok(Digest::finish(&hasher))
+}
+
+/// Writes the pieces of a file one after another, and says what the digest of all is.
+fn write_pieces(mut file: std::fs::File, mut receiver: mpsc::Receiver<Bytes>) -> std::io::Result<Digest> {
+    let mut hasher = blake3::Hasher::new();
+    while let Some(bytes) = receiver.blocking_recv() {
+        file.write_all(&bytes)?;
+        hasher.update(&bytes);
+    }
+    Ok(Digest::finish(&hasher))
 }
 
 /// Reads a file; most are small, and those take one read and no look at their size.
@@ -487,8 +539,59 @@ pub fn unique_neighbour(path: &FilePath) -> PathBuf {
     name.into()
 }
 
-/// Copies (or reflinks) a file and says what the copy's digest is.
+/// Copies (or reflinks) a file and says what its digest is. A large one is digested by a second thread meanwhile.
 fn copy_checked(from: &FilePath, to: &FilePath) -> std::io::Result<Digest> {
-    std::fs::copy(from, to)?;
-    Digest::of_file(to)
+    if std::fs::metadata(from)?.len() < PIECE {
+        std::fs::copy(from, to)?;
+        return Digest::of_file(to);
+    }
+    std::thread::scope(|scope| {
+        let digest = scope.spawn(|| Digest::of_file(from));
+        std::fs::copy(from, to)?;
+        digest.join().expect("digesting does not panic")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    /// Bytes of which no two pieces are alike.
+    fn bytes(length: u64) -> Vec<u8> {
+        let mut bytes = vec![0; length as usize];
+        blake3::Hasher::new().finalize_xof().fill(&mut bytes);
+        bytes
+    }
+
+    #[tokio::test]
+    async fn files_go_up_and_come_down_with_their_digest() {
+        let folder = tempfile::tempdir().unwrap();
+        let tiers = [Tier::memory(), Tier::folder_at(&folder.path().join("tier")).unwrap()];
+        let (file, copy) = (folder.path().join("file"), folder.path().join("copy"));
+        for (tier, length) in tiers.iter().flat_map(|tier| [0, 5, PIECE, PIECE + 1, 11 * PIECE + 7].map(|n| (tier, n)))
+        {
+            let bytes = bytes(length);
+            std::fs::write(&file, &bytes).unwrap();
+            let digest = Digest::of_bytes(&bytes);
+            let name = format!("v1/blobs/{length}");
+            assert!(!tier.upload(&name, &file, Some(&Digest::of_bytes(b"another"))).await.unwrap());
+            assert_eq!(tier.download(&name, &copy).await.unwrap(), None, "what has another digest is not written");
+            assert!(tier.upload(&name, &file, Some(&digest)).await.unwrap());
+            assert_eq!(tier.download(&name, &copy).await.unwrap(), Some(digest));
+            assert!(std::fs::read(&copy).unwrap() == bytes, "{length} bytes in {}", tier.url());
+        }
+    }
+
+    #[tokio::test]
+    async fn files_wait_until_there_is_room() {
+        let tier = Tier::memory();
+        let small = tier.room(5).await;
+        assert!(tier.room(u64::MAX >> 8).now_or_never().is_none(), "the largest takes all there is");
+        let large = [tier.room(1 << 30).await, tier.room(1 << 30).await, tier.room(1 << 30).await];
+        assert!(tier.room(1 << 30).now_or_never().is_none());
+        drop((small, large));
+        assert!(tier.room(u64::MAX >> 8).now_or_never().is_some());
+    }
 }
