@@ -6,6 +6,7 @@ mod chaos;
 mod cli;
 mod docs;
 mod engine;
+mod gc;
 mod kills;
 mod programs;
 mod s3;

@@ -12,6 +12,9 @@ use crate::schedule;
 use crate::store::gc::{self, Class, Garbage, Policy, Swept};
 use crate::store::{GRACE, grace};
 
+/// So many runs are named.
+const SHOWN: usize = 20;
+
 /// Options of `gc`.
 #[derive(Args)]
 pub struct Options {
@@ -122,7 +125,7 @@ fn next_step(wait: Option<Duration>) -> String {
 
 fn nothing(garbage: &Garbage) -> String {
     let runs = garbage.staying.get(&Class::Runs).map_or(0, |sum| sum.objects);
-    format!("Nothing is garbage: {runs} runs are kept.\n")
+    format!("Nothing is garbage. Runs that are kept: {runs}.\n")
 }
 
 fn table(garbage: &Garbage, going: &str) -> String {
@@ -135,8 +138,11 @@ fn table(garbage: &Garbage, going: &str) -> String {
         let name = format!("{class:?}").to_lowercase();
         text.push_str(&format!("{name:<8}  {:>20}  {:>20}\n", cell(&garbage.going), cell(&garbage.staying)));
     }
-    for run in &garbage.runs {
+    for run in garbage.runs.iter().take(SHOWN) {
         text.push_str(&format!("run {run}: {going}\n"));
+    }
+    if garbage.runs.len() > SHOWN {
+        text.push_str(&format!("and {} more runs\n", garbage.runs.len() - SHOWN));
     }
     for name in &garbage.unreadable {
         text.push_str(&format!("{name} is damaged, so what it named is not kept\n"));

@@ -159,7 +159,7 @@ impl Store {
                 // Others must not go on trusting that it is there.
                 if self.far.is_some() && !is_announced {
                     let now = gc::clock(self.truth()).await?;
-                    gc::announce(self.truth(), now, "", String::from("{}")).await?;
+                    gc::announce(self.truth(), now, String::from("{}")).await?;
                     is_announced = true;
                 }
                 self.remove_damaged(object).await?;

@@ -245,10 +245,13 @@ pub async fn clock(tier: &Tier) -> Result<f64, StoreError> {
     seen?.map(|meta| meta.modified).ok_or_else(gone)
 }
 
-/// Tells everybody that objects are deleted: they drop what they know of the store. The name is by the server's clock, since
-/// the last name in order is what they look at.
-pub(super) async fn announce(tier: &Tier, now: f64, suffix: &str, body: String) -> Result<String, StoreError> {
-    let name = format!("{DELETED}{}{suffix}", crate::id_at(now));
+/// Tells everybody that objects are deleted: they drop what they know of the store. They look at the last of these names,
+/// so each comes after those that are there, whatever the clock says; its time is the server's.
+pub(super) async fn announce(tier: &Tier, now: f64, body: String) -> Result<String, StoreError> {
+    let listed = tier.list(&format!("{LAYOUT}/gc")).await?;
+    let last = listed.into_iter().map(|meta| meta.name).rfind(|name| name.starts_with(DELETED));
+    let name = format!("{DELETED}{}", crate::id_at(now));
+    let name = last.filter(|last| *last >= name).map_or(name, |last| format!("{last}z"));
     tier.overwrite(&format!("{LAYOUT}/gc/{name}"), body).await?;
     Ok(name)
 }
@@ -714,7 +717,7 @@ impl<'t> Collector<'t> {
         }
         // Before anything goes, so that a sweep that is killed is noticed too; and once more at its end, for those who have
         // looked meanwhile.
-        let begun = announce(self.tier, self.world.now, "", report(&BTreeMap::new(), false)).await?;
+        let begun = announce(self.tier, self.world.now, report(&BTreeMap::new(), false)).await?;
         garbage = self.look_again().await?;
         let (runs, records) = (garbage.runs.clone(), rounds(&garbage));
         self.remove(of_class(&garbage, |what| matches!(what, What::Run(_) | What::Hint(_)))).await?;
@@ -730,7 +733,7 @@ impl<'t> Collector<'t> {
             matches!(what, What::Log(_) | What::Replaced(..) | What::Lease(_) | What::Clock)
         }))
         .await?;
-        announce(self.tier, self.world.now, "-done", report(&self.deleted, true)).await?;
+        announce(self.tier, self.world.now, report(&self.deleted, true)).await?;
         self.forget_reports(&begun).await?;
         Ok(Garbage { going: self.deleted, runs, objects: Vec::new(), ..garbage })
     }
@@ -963,4 +966,63 @@ pub async fn pin(tier: &Tier, run: &str) -> Result<(), StoreError> {
 /// Takes a pin away.
 pub async fn unpin(tier: &Tier, run: &str) -> Result<(), StoreError> {
     tier.delete(&pin_name(run)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DIGEST: &str = "ab00000000000000000000000000000000000000000000000000000000000000";
+
+    #[test]
+    fn names_say_what_objects_are() {
+        let digest: Digest = DIGEST.parse().unwrap();
+        let segment = SegmentName { epoch: 2, digest };
+        for (name, what) in [
+            (format!("v1/blobs/ab/{DIGEST}"), What::Blob(digest)),
+            (format!("v1/records/{DIGEST}/00000012"), What::Record(digest, 12)),
+            (format!("v1/rows/{DIGEST}/00000002-{DIGEST}.parquet"), What::Rows(digest, segment)),
+            ("v1/runs/20260131T235959.123Z-abcdef".into(), What::Run("20260131T235959.123Z-abcdef".into())),
+            ("v1/runs/20260131T235959Z-abcdef".into(), What::Run("20260131T235959Z-abcdef".into())),
+            ("v1/logs/20260131T235959.123Z-abcdef/a[b=1].log".into(), What::Log("20260131T235959.123Z-abcdef".into())),
+            (format!("v1/hints/a/b/{DIGEST}"), What::Hint("a/b".into())),
+            (format!("v1/replaced/{DIGEST}-00000002"), What::Replaced(digest, 2)),
+            (format!("v1/leases/{DIGEST}.1"), What::Lease(Some(digest))),
+            (format!("v1/leases/{DIGEST}-0-63.12"), What::Lease(Some(digest))),
+            ("v1/leases/probe-x".into(), What::Lease(None)),
+            ("v1/gc/clock-x".into(), What::Clock),
+        ] {
+            assert_eq!(What::of(&name), Some(what), "{name}");
+        }
+        for name in [
+            format!("v1/blobs/cd/{DIGEST}"),
+            format!("v1/blobs/ab/x/{DIGEST}"),
+            format!("v1/records/{DIGEST}/12"),
+            format!("v1/records/{DIGEST}/+0000012"),
+            format!("v1/rows/{DIGEST}/2-{DIGEST}.parquet"),
+            format!("v1/rows/{DIGEST}/00000002-{DIGEST}"),
+            format!("v1/replaced/{DIGEST}-2"),
+            format!("v1/leases/{DIGEST}"),
+            format!("v2/blobs/ab/{DIGEST}"),
+            "v1/runs/a".into(),
+            "v1/runs/20260131T235959.123Z-abc/x".into(),
+            "v1/logs/20260131T235959.123Z-abcdef".into(),
+            "v1/tags/a/b".into(),
+            "v1/pins/20260131T235959.123Z-abcdef".into(),
+            "v1/gc/deleted-x".into(),
+            "v1/gc/condemned-x".into(),
+        ] {
+            assert_eq!(What::of(&name), None, "{name}");
+        }
+    }
+
+    #[tokio::test]
+    async fn announcements_come_in_order_whatever_the_clock_says() {
+        let tier = Tier::memory();
+        let mut names = Vec::new();
+        for now in [1e9, 1e9, 2e9, 5e8] {
+            names.push(announce(&tier, now, String::new()).await.unwrap());
+        }
+        assert!(names.is_sorted_by(|a, b| a < b), "{names:?}");
+    }
 }
