@@ -321,6 +321,7 @@ async fn make(server: &Server, number: u32, after: u32, blobs: &[u32], listed: b
         outputs: BTreeMap::from([("out".into(), artifact)]),
         created_at: 0.0,
         run: String::new(),
+        accepted_from: None,
         duration_s: 0.0,
         rows: None,
         metrics: BTreeMap::new(),
@@ -723,34 +724,29 @@ async fn what_is_known_of_the_store_is_dropped() {
     let server = Server::new();
     old_and_new(&server).await;
     let folder = tempfile::tempdir().unwrap();
-    let machine = |name: &str| {
+    // A command of a machine: it notices what happened, once.
+    let machine = async |name: &str| {
         let near = Tier::folder_at(&folder.path().join(name)).unwrap();
-        Store::tiered(near, server.tier(), &folder.path().join(name).join("cache"))
-    };
-    let knows = |store: &Store| store.far().unwrap().knows("v1/x");
-    let [before, during] = ["before", "during"].map(machine);
-    for store in [&before, &during] {
+        let store = Store::tiered(near, server.tier(), &folder.path().join(name).join("cache"));
         store.far().unwrap().catch_up().await.unwrap();
-        store.far().unwrap().add_known("v1/x");
-    }
+        store
+    };
+    let knows = async |name: &str| machine(name).await.far().unwrap().knows("v1/x");
+    let learn = async |name: &str| machine(name).await.far().unwrap().add_known("v1/x");
+    learn("before").await;
+    learn("during").await;
     condemn(&server, &policy()).await;
-    before.far().unwrap().catch_up().await.unwrap();
-    assert!(knows(&before), "nothing is deleted yet");
+    assert!(knows("before").await, "nothing is deleted yet");
     server.pass(2 * DAY);
     server.state().deletions = Some(4);
     gc::sweep(&server.tier(), &policy()).await.unwrap_err();
     server.state().deletions = None;
-    for store in [&before, &during] {
-        store.far().unwrap().catch_up().await.unwrap();
-        assert!(!knows(store), "a gc that was killed is noticed");
-    }
-    during.far().unwrap().add_known("v1/x");
+    assert!(!knows("before").await && !knows("during").await, "a gc that was killed is noticed");
+    learn("during").await;
     delete(&server, &policy()).await;
-    during.far().unwrap().catch_up().await.unwrap();
-    assert!(!knows(&during));
-    during.far().unwrap().add_known("v1/x");
-    during.far().unwrap().catch_up().await.unwrap();
-    assert!(knows(&during), "once is enough");
+    assert!(!knows("during").await);
+    learn("during").await;
+    assert!(knows("during").await, "once is enough");
 }
 
 /// A made-up store: what is in it, by numbers.

@@ -16,7 +16,6 @@ use crate::digest::Digest;
 /// A run whose manifest has not changed for so long, by the observer's own clock, is dead.
 const TTL: Duration = Duration::from_secs(90);
 
-
 /// Who holds a lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
