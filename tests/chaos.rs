@@ -974,7 +974,7 @@ fn eight_runners(world: &mut World) {
 
 /// What one machine made is no longer in the newest run, and is condemned; the other needs it just when it is deleted.
 fn garbage(world: &mut World) {
-    let collect = ["gc", "--delete", "--keep-last", "1"];
+    let collect = ["gc", "--delete", "--keep-last", "1", "--older-than", "0d"];
     let other = world.add_machine();
     world.collected = true;
     world.run_well(other, "p.yaml");

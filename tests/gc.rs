@@ -1045,10 +1045,10 @@ fn without_sizes(text: &str) -> String {
 fn the_command() {
     let sandbox = sandbox();
     let shown = |arguments: &[&str]| without_sizes(&sandbox.stable(&sandbox.good(arguments)));
-    insta::assert_snapshot!("gc_plan", shown(&["gc", "--keep-last", "1"]));
-    insta::assert_snapshot!("gc_condemn", shown(&["gc", "--keep-last", "1", "--delete"]));
-    insta::assert_snapshot!("gc_delete", shown(&["gc", "--keep-last", "1", "--delete"]));
-    insta::assert_snapshot!("gc_nothing", shown(&["gc", "--keep-last", "1", "--delete"]));
+    insta::assert_snapshot!("gc_plan", shown(&["gc", "--keep-last", "1", "--older-than", "0d"]));
+    insta::assert_snapshot!("gc_condemn", shown(&["gc", "--keep-last", "1", "--older-than", "0d", "--delete"]));
+    insta::assert_snapshot!("gc_delete", shown(&["gc", "--keep-last", "1", "--older-than", "0d", "--delete"]));
+    insta::assert_snapshot!("gc_nothing", shown(&["gc", "--keep-last", "1", "--older-than", "0d", "--delete"]));
     assert!(sandbox.executed(&["p.yaml", "-p", "word=three"]).is_empty(), "what is kept is still a hit");
     assert_eq!(sandbox.executed(&["p.yaml", "-p", "word=one"]), ["words"]);
     assert_eq!(std::fs::read_dir(sandbox.path(".cuda-agent/v1/records")).unwrap().count(), 2, "empty folders go too");
@@ -1060,7 +1060,7 @@ fn pinned_runs_stay() {
     let runs: serde_json::Value = serde_json::from_str(&sandbox.good(&["runs", "--json"])).unwrap();
     let first = runs[2]["run"].as_str().unwrap();
     assert_eq!(sandbox.stable(&sandbox.good(&["runs", "--pin", first])), "run [run] is pinned");
-    let told = sandbox.good(&["gc", "--json", "--keep-last", "1", "--delete", "--now"]);
+    let told = sandbox.good(&["gc", "--json", "--keep-last", "1", "--older-than", "0d", "--delete", "--now"]);
     let told: serde_json::Value = serde_json::from_str(&told).unwrap();
     assert_eq!((&told["outcome"], told["runs"].as_array().unwrap().len()), (&"deleted".into(), 1));
     assert!(sandbox.executed(&["p.yaml", "-p", "word=one"]).is_empty());

@@ -27,9 +27,9 @@ pub struct Options {
     /// Keep so many of the newest runs of each pipeline (the last that ended well is kept in any case)
     #[arg(long, value_name = "N", default_value_t = 10)]
     keep_last: usize,
-    /// Keep all runs that are younger, too: `30d`, `12h`
-    #[arg(long, value_name = "AGE", value_parser = age)]
-    older_than: Option<Duration>,
+    /// Keep all runs that are younger, too: `30d`, `12h`, `0d` for none
+    #[arg(long, value_name = "AGE", default_value = "30d", value_parser = age)]
+    older_than: Duration,
 }
 
 /// An age in days or hours.
@@ -54,7 +54,7 @@ pub async fn gc(project: &Project, options: Options) -> Result<Exit, CliError> {
         project.refuse_read_only(&store)?;
     }
     let policy =
-        Policy { keep_last: options.keep_last, older_than: options.older_than, grace: grace(), now_alone: options.now };
+        Policy { keep_last: options.keep_last, older_than: Some(options.older_than), grace: grace(), now_alone: options.now };
     let told = if options.delete {
         told_of(gc::sweep(store.truth(), &policy).await?)?
     } else {
