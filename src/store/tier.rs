@@ -17,7 +17,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 
-use super::StoreError;
+use super::{StoreError, remote};
 use crate::digest::Digest;
 
 /// Larger files go up and come down in pieces of this size, several at once.
@@ -58,6 +58,10 @@ impl Tries {
     }
 
     /// Whether to try once more, after a moment.
+    async fn again_after(&mut self, error: &object_store::Error) -> bool {
+        matches!(error, object_store::Error::Generic { .. }) && !remote::is_given_up(error) && self.again().await
+    }
+
     async fn again(&mut self) -> bool {
         let again = self.count < TRIES && self.begun.elapsed() < PATIENCE;
         if again {
@@ -150,13 +154,13 @@ impl Tier {
                 Ok(result) => result.bytes().await,
                 Err(object_store::Error::NotFound { .. }) => return Ok(None),
                 // Of an answer that says so the body may break off, too.
-                Err(object_store::Error::Generic { .. }) if tries.again().await => continue,
+                Err(error) if tries.again_after(&error).await => continue,
                 Err(error) => return Err(self.failed("read", name, error)),
             };
             match body {
                 Ok(bytes) => return Ok(Some(bytes)),
                 // The body broke off; the request itself had its retries below us.
-                Err(_) if tries.again().await => {}
+                Err(error) if tries.again_after(&error).await => {}
                 Err(error) => return Err(self.failed("read", name, error)),
             }
         }
@@ -179,7 +183,7 @@ impl Tier {
                 Ok(_) if tries.again().await => {}
                 Ok(bytes) => return Err(self.error("read", name, format!("{} of {length} bytes came", bytes.len()))),
                 Err(error @ object_store::Error::NotFound { .. }) => return Err(self.failed("read", name, error)),
-                Err(_) if tries.again().await => {}
+                Err(error) if tries.again_after(&error).await => {}
                 Err(error) => return Err(self.failed("read", name, error)),
             }
         }
@@ -228,7 +232,7 @@ impl Tier {
                     return Ok(false);
                 }
                 // The connection broke: below us nobody knows that to ask again is no harm.
-                Err(object_store::Error::Generic { .. }) if self.folder.is_none() && tries.again().await => {}
+                Err(error) if self.folder.is_none() && tries.again_after(&error).await => {}
                 Err(error) => return Err(self.failed("write", name, error)),
             }
         }
@@ -252,7 +256,7 @@ impl Tier {
             match self.backend.list(Some(&root)).try_collect::<Vec<_>>().await {
                 Ok(listing) => break listing,
                 // The body broke off, which is not retried below us as requests are.
-                Err(object_store::Error::Generic { .. }) if tries.again().await => {}
+                Err(error) if tries.again_after(&error).await => {}
                 Err(error) => return Err(self.failed("list", prefix, error)),
             }
         };
@@ -312,7 +316,7 @@ impl Tier {
                 match self.upload_pieces(name, file, length, digest).await {
                     Ok(is_good) => return Ok(is_good),
                     // The connection broke where below us nobody asks again.
-                    Err(Unsent::Store(object_store::Error::Generic { .. })) if tries.again().await => {}
+                    Err(Unsent::Store(error)) if tries.again_after(&error).await => {}
                     Err(Unsent::Store(error)) => return Err(self.failed("write", name, error)),
                     Err(Unsent::File(error)) => return Err(fail(error)),
                 }

@@ -344,6 +344,11 @@ fn azure(
     Ok(builder.with_container_name(&address.bucket))
 }
 
+/// Whether a server was given up, so that asking once more is of no use.
+pub fn is_given_up(error: &object_store::Error) -> bool {
+    cause::<Unanswered>(error).is_some()
+}
+
 /// What a remote store said, in a sentence, and what to do about it. For errors of requests to what [`open`] made.
 pub fn explain(error: &object_store::Error) -> RemoteError {
     if let Some(unanswered) = cause::<Unanswered>(error) {

@@ -131,22 +131,32 @@ impl Error for Unanswered {
 
 impl Watched {
     async fn send(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        use HttpErrorKind::{Connect, Interrupted, Request, Timeout};
         let uri = request.uri();
         let server =
             format!("{}://{}", uri.scheme_str().unwrap_or("http"), uri.authority().map_or("", |host| host.as_str()));
         let started = Instant::now();
         let outcome = self.attempt(request).await;
         let mut state = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let given_up =
+            |state: &mut Server, source: HttpError| match state.gave_up(started, Instant::now(), self.stranger) {
+                Some(silent) => Err(HttpError::new(HttpErrorKind::Unknown, Unanswered { server, silent, source })),
+                None => Ok(source),
+            };
         match outcome {
+            Ok(response) if response.status().is_server_error() => {
+                state.known = true;
+                let source =
+                    HttpError::new(HttpErrorKind::Unknown, std::io::Error::other(response.status().to_string()));
+                given_up(&mut state, source).map(|_| response)
+            }
             Ok(response) => {
                 state.answered();
                 Ok(response)
             }
-            Err(source) if matches!(source.kind(), HttpErrorKind::Connect | HttpErrorKind::Timeout) => {
-                Err(match state.gave_up(started, Instant::now(), self.stranger) {
-                    Some(silent) => HttpError::new(HttpErrorKind::Unknown, Unanswered { server, silent, source }),
-                    None => source,
-                })
+            // Also where every connection is accepted and then reset, as by a balancer with nobody behind it.
+            Err(source) if matches!(source.kind(), Connect | Timeout | Request | Interrupted) => {
+                given_up(&mut state, source).and_then(Err)
             }
             Err(error) => Err(error),
         }
