@@ -443,6 +443,33 @@ mod tests {
         insta::assert_snapshot!(told, @"3 CPU cores (there are 2), 2.0 GiB of memory (there is 1.0 GiB), 1 GPUs (there are 0)");
     }
 
+    /// What a stage made is gone, it is made again, and that fails: only what has not started is skipped.
+    #[test]
+    fn a_redone_stage_that_fails_leaves_alone_what_runs() {
+        let needs = vec![need(1, 0); 4];
+        let mut scheduler = Scheduler::new(&[vec![], vec![0], vec![0], vec![1, 2]], &[true; 4], needs, pools(4, 0));
+        let start = |scheduler: &mut Scheduler, stages: &[usize]| {
+            for _ in stages {
+                let Some(Step::Look(stage)) = scheduler.next_step() else { panic!() };
+                scheduler.queue(stage);
+            }
+            for stage in stages {
+                assert!(matches!(scheduler.next_step(), Some(Step::Start(started, _)) if started == *stage));
+            }
+        };
+        start(&mut scheduler, &[0]);
+        scheduler.finish(0, true);
+        start(&mut scheduler, &[1, 2]);
+        scheduler.redo(0, 1);
+        start(&mut scheduler, &[0]);
+        assert_eq!(scheduler.finish(0, false), [1, 3]);
+        assert_eq!(scheduler.state(2), State::Running);
+        assert!(!scheduler.is_done());
+        assert_eq!(scheduler.finish(2, true), [0; 0]);
+        assert!(scheduler.is_done());
+        assert_eq!(scheduler.next_step(), None);
+    }
+
     proptest! {
         /// Whatever the graph, everything ends, resources are never overdrawn, and all come back.
         #[test]

@@ -345,3 +345,85 @@ fn a_cold_run_does_not_wait_for_one_stage_after_another() {
     println!("100 stages, 30 ms away: {with:.2} s with the hint, {without:.2} s without");
     assert!(with < 3.0 && without < 6.0, "{with} s with the hint, {without} s without");
 }
+
+#[test]
+fn a_bucket_that_was_emptied_is_filled_again() {
+    let bucket = S3Server::seaweed().bucket();
+    let (one, two) = (machine(&bucket), machine(&bucket));
+    one.good(&["run", "p.yaml"]);
+    bucket.list("team").iter().for_each(|name| bucket.delete(name));
+    assert_eq!(one.executed(&["p.yaml"]), [""; 0], "it has everything itself");
+    assert_eq!(two.executed(&["p.yaml"]), [""; 0], "and now everybody has");
+    two.good(&["export", "b", "made"]);
+}
+
+#[test]
+fn what_is_made_offline_again_replaces_nothing_for_others() {
+    let bucket = S3Server::seaweed().bucket();
+    let (one, two) = (machine(&bucket), machine(&bucket));
+    let stamped = CHAIN.replace("echo 1", "date +%N");
+    one.write("p.yaml", &stamped).good(&["run", "p.yaml"]);
+    let theirs = digests(&one, &["a", "b", "c"]);
+    two.write("p.yaml", &stamped);
+    assert_eq!(two.executed(&["p.yaml"]), [""; 0], "it knows the results, and has none of them");
+    assert_eq!(two.executed(&["p.yaml", "--offline"]), ["a", "b", "c"]);
+    let own: Value = serde_json::from_str(&two.good(&["show", "a", "--json", "--offline"])).unwrap();
+    assert_ne!(own["out"]["digest"].to_string(), theirs["a"]);
+    assert_eq!(two.executed(&["p.yaml"]), [""; 0]);
+    assert_eq!(digests(&two, &["a", "b", "c"]), theirs, "the team's result stands");
+    assert!(bucket.list("team/v1/replaced").is_empty());
+}
+
+#[test]
+fn a_store_that_is_only_read_is_not_written_to() {
+    let bucket = S3Server::seaweed().bucket();
+    let (one, two) = (machine(&bucket), machine(&bucket));
+    one.good(&["run", "p.yaml"]);
+    let before = bucket.list("");
+    two.write("p.yaml", &CHAIN.replace("wc -c", "wc -l"));
+    assert_eq!(two.executed(&["p.yaml", "--read-only"]), ["c"]);
+    assert_eq!(two.executed(&["p.yaml", "--read-only"]), [""; 0]);
+    for wrong in [vec!["push"], vec!["tag", "c.out", "x@1"], vec!["gc", "--delete"], vec!["runs", "--pin", "last"]] {
+        let refused = two.bad(2, &[wrong, vec!["--read-only", "--pipeline", "p.yaml"]].concat());
+        assert!(refused.contains("read only"), "{refused}");
+    }
+    assert_eq!(bucket.list(""), before);
+    // What it made is shared once it may be.
+    assert_eq!(two.executed(&["p.yaml"]), [""; 0]);
+    one.write("p.yaml", &CHAIN.replace("wc -c", "wc -l"));
+    assert_eq!(one.executed(&["p.yaml"]), [""; 0]);
+}
+
+#[test]
+fn what_is_gone_from_the_bucket_is_made_again_by_the_next_run() {
+    let bucket = S3Server::seaweed().bucket();
+    let (one, two) = (machine(&bucket), machine(&bucket));
+    one.good(&["run", "p.yaml"]);
+    assert_eq!(two.executed(&["p.yaml"]), [""; 0]);
+    bucket.list("team/v1/blobs").iter().for_each(|name| bucket.delete(name));
+    let lost = two.bad(3, &["export", "c", "made"]);
+    assert!(lost.contains("run again"), "{lost}");
+    assert_eq!(two.executed(&["p.yaml"]), ["a", "b", "c"]);
+    two.good(&["export", "c", "made"]);
+    let three = machine(&bucket);
+    three.good(&["export", "c", "made", "--pipeline", "p.yaml"]);
+    assert_eq!(three.executed(&["p.yaml"]), [""; 0]);
+}
+
+#[test]
+fn a_refreshed_result_is_everybodys() {
+    let bucket = S3Server::seaweed().bucket();
+    let (one, two, three) = (machine(&bucket), machine(&bucket), machine(&bucket));
+    let stamped = CHAIN.replace("echo 1", "date +%N");
+    [&one, &two, &three].iter().for_each(|machine| drop(machine.write("p.yaml", &stamped).good(&["plan", "p.yaml"])));
+    one.good(&["run", "p.yaml"]);
+    two.good(&["run", "p.yaml"]);
+    let old = digests(&one, &["a"]);
+    one.good(&["run", "p.yaml", "--refresh", "a"]);
+    let new = digests(&one, &["a"]);
+    assert_ne!(old, new);
+    // One that had the old result, and one that had nothing.
+    assert_eq!(two.executed(&["p.yaml"]), [""; 0]);
+    assert_eq!(digests(&two, &["a"]), new);
+    assert_eq!(digests(&three, &["a"]), new);
+}

@@ -53,8 +53,12 @@ pub async fn gc(project: &Project, options: Options) -> Result<Exit, CliError> {
     if options.delete {
         project.refuse_read_only(&store)?;
     }
-    let policy =
-        Policy { keep_last: options.keep_last, older_than: Some(options.older_than), grace: grace(), now_alone: options.now };
+    let policy = Policy {
+        keep_last: options.keep_last,
+        older_than: Some(options.older_than),
+        grace: grace(),
+        now_alone: options.now,
+    };
     let told = if options.delete {
         told_of(gc::sweep(store.truth(), &policy).await?)?
     } else {
