@@ -241,8 +241,16 @@ impl Tier {
     /// Writes an object, whether or not it was there.
     pub async fn overwrite(&self, name: &str, bytes: impl Into<Bytes>) -> Result<(), StoreError> {
         let payload = PutPayload::from_bytes(bytes.into());
-        let put = self.backend.put(&Path::from(name), payload).await;
-        put.map(|_| ()).map_err(|error| self.failed("write", name, error))
+        let mut tries = Tries::new();
+        loop {
+            match self.backend.put(&Path::from(name), payload.clone()).await {
+                Ok(_) => return Ok(()),
+                // Servers answer so while two write at once, whatever they were asked.
+                Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. })
+                    if tries.again().await => {}
+                Err(error) => return Err(self.failed("write", name, error)),
+            }
+        }
     }
 
     /// Objects below a prefix, sorted by name; names are relative to the prefix.
