@@ -499,7 +499,8 @@ async fn a_run_that_begins_while_gc_looks_is_seen() {
     let (old, _) = old_and_new(&server).await;
     condemn(&server, &policy()).await;
     server.pass(2 * DAY);
-    // Tags are read with the runs; the second time right before the deletion.
+    run(&store, &run_id(7, 9), "q", "running", &[], &[]).await;
+    // Tags are read with the runs; the second time right before the deletion, and in the same second by the server's clock.
     let began = server.clone();
     let act = move || {
         let late = began.clone();
@@ -513,6 +514,73 @@ async fn a_run_that_begins_while_gc_looks_is_seen() {
     assert!(store.record(&old).await.unwrap().is_some());
     assert_eq!(gone.going.keys().collect::<Vec<_>>(), [&Class::Runs], "its old run alone");
     assert_whole(&store).await;
+}
+
+/// While gc deletes, a result is made of blobs that it was about to delete, and one that it found in use is given up.
+#[tokio::test]
+async fn what_comes_while_gc_deletes_is_whole() {
+    let server = Server::new();
+    let store = server.store();
+    let (old, _) = old_and_new(&server).await;
+    let tagged = server.ago(9 * DAY, make(&server, 3, 0, &[4, 5], true, None)).await;
+    let (_, record) = store.record(&old).await.unwrap().unwrap();
+    condemn(&server, &policy()).await;
+    server.pass(2 * DAY);
+    store.put_tag("name", "v1", &Tag { key: tagged, output: "out".into() }).await.unwrap();
+    // The records are listed for marking, and once more when those that are garbage are gone.
+    let (at_work, late) = (server.clone(), preimage(50));
+    let late = Record { key: late.key(), preimage: late, ..record };
+    let key = late.key;
+    let act = move || {
+        let again = at_work.clone();
+        let act = move || {
+            futures::executor::block_on(async {
+                again.store().commit(late, 0).await.unwrap();
+                again.store().delete("v1/tags/name/v1").await.unwrap();
+            });
+        };
+        at_work.state().meanwhile = Some(("v1/records", Meanwhile(Box::new(act))));
+    };
+    server.state().meanwhile = Some(("v1/records", Meanwhile(Box::new(act))));
+    delete(&server, &policy()).await;
+    assert!(store.record(&old).await.unwrap().is_none());
+    assert!(store.record(&key).await.unwrap().is_some() && store.record(&tagged).await.unwrap().is_some());
+    assert_whole(&store).await;
+}
+
+#[tokio::test]
+async fn generations_that_stay_have_no_holes_below_the_newest() {
+    let server = Server::new();
+    let store = server.store();
+    for after in 0..3 {
+        server.ago(9 * DAY, make(&server, 1, after, &[after], true, None)).await;
+    }
+    let key = preimage(1).key();
+    condemn(&server, &policy()).await;
+    server.pass(2 * DAY);
+    // Somebody copied a backup over it.
+    let first = format!("v1/records/{key}/00000001");
+    let bytes = store.truth().read(&first).await.unwrap().unwrap();
+    store.truth().overwrite(&first, bytes).await.unwrap();
+    delete(&server, &policy()).await;
+    assert_eq!(store.record(&key).await.unwrap().unwrap().0, 3, "what was replaced does not come back");
+    assert_whole(&store).await;
+}
+
+#[tokio::test]
+async fn a_damaged_manifest_is_left_to_people() {
+    let server = Server::new();
+    let (old, _) = old_and_new(&server).await;
+    let name = format!("v1/runs/{}", run_id(DAY, 1));
+    let log = format!("v1/logs/{}/x.log", run_id(DAY, 1));
+    server.ago(9 * DAY, server.tier().overwrite(&name, "{")).await.unwrap();
+    server.ago(9 * DAY, server.tier().overwrite(&log, "printed")).await.unwrap();
+    condemn(&server, &policy()).await;
+    server.pass(2 * DAY);
+    assert_eq!(delete(&server, &policy()).await.unreadable, [name.clone()]);
+    let left = server.names().await;
+    assert!(left.contains(&name) && left.contains(&log));
+    assert!(server.store().record(&old).await.unwrap().is_none(), "it keeps nothing");
 }
 
 #[tokio::test]
@@ -683,6 +751,10 @@ async fn runs_that_are_kept() {
     assert_eq!(goes(Policy { keep_last: 0, older_than: Some(young), ..policy() }).await, "0");
     let grace = Duration::from_secs(60 * DAY);
     assert_eq!(goes(Policy { keep_last: 0, grace, ..policy() }).await, "");
+    server.ago(599, run(&store, &run_id(0, 5), "p", "running", &[], &[])).await;
+    server.ago(601, run(&store, &run_id(0, 6), "p", "running", &[], &[])).await;
+    let at_once = Policy { keep_last: 0, grace: Duration::ZERO, ..policy() };
+    assert_eq!(goes(at_once).await, "64320", "one that goes on stays, however short the grace period");
 }
 
 #[tokio::test]
