@@ -536,7 +536,7 @@ async fn what_comes_while_gc_deletes_is_whole() {
         let act = move || {
             futures::executor::block_on(async {
                 again.store().commit(late, 0).await.unwrap();
-                again.store().delete("v1/tags/name/v1").await.unwrap();
+                again.store().truth().delete("v1/tags/name/v1").await.unwrap();
             });
         };
         at_work.state().meanwhile = Some(("v1/records", Meanwhile(Box::new(act))));
