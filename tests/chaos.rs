@@ -446,13 +446,9 @@ impl World {
         assert!(executed.is_empty(), "the run after that executes {executed:?} on machine {machine}");
     }
 
-    /// Kills a run at an instant, unless it is over by then.
+    /// Kills a run at a moment, unless it is over by then.
     fn kill(&mut self, mut running: Running, moment: Moment) {
         self.wait_for(&mut running, moment);
-        self.kill_now(running);
-    }
-
-    fn kill_now(&mut self, mut running: Running) {
         let over = running.child.try_wait().unwrap().is_some();
         running.child.kill().unwrap();
         self.tally.kills += u64::from(!over);
@@ -1045,16 +1041,12 @@ fn nothing_is_lost_or_wrong_in_chaos() {
 fn play(index: usize, round: u64, seed: u64) -> Result<Tally, String> {
     let (name, scenario) = SCENARIOS[index];
     let random = Random(Random(seed ^ Random(index as u64 + 1).next()).next().wrapping_add(round));
-    let begun = Instant::now();
     let played = std::panic::catch_unwind(|| {
         let mut world = World::new(random);
         scenario(&mut world);
         world.conclude();
         world.tally
     });
-    if variable::<u8>("CUDA_AGENT_CHAOS_TIMES").is_some() {
-        println!("{name}, round {round}: {:.1} s", begun.elapsed().as_secs_f64());
-    }
     let problem = match played {
         Ok(tally) if tally.lost.is_empty() && tally.wrong.is_empty() => return Ok(tally),
         Ok(tally) => format!("lost: {:#?}\nwrong: {:#?}", tally.lost, tally.wrong),
