@@ -577,7 +577,7 @@ async fn a_damaged_manifest_is_left_to_people() {
     server.ago(9 * DAY, server.tier().overwrite(&log, "printed")).await.unwrap();
     condemn(&server, &policy()).await;
     server.pass(2 * DAY);
-    assert_eq!(delete(&server, &policy()).await.unreadable, [name.clone()]);
+    assert_eq!(delete(&server, &policy()).await.unreadable, std::slice::from_ref(&name));
     let left = server.names().await;
     assert!(left.contains(&name) && left.contains(&log));
     assert!(server.store().record(&old).await.unwrap().is_none(), "it keeps nothing");
