@@ -331,10 +331,12 @@ def transfers(folder, tools, repeats):
             tool.prepare(place / str(number), files)
         times = {tool.name: {} for tool in tools}
         for repeat in range(repeats):
-            for number, tool in enumerate(tools):
+            # Each is first once: what one leaves behind, in memory and on the disk, helps or hinders the next.
+            turn = repeat % len(tools)
+            for number, tool in [*enumerate(tools)][turn:] + [*enumerate(tools)][:turn]:
                 prefix, target = f"{count}/{number}/{repeat}", place / f"pulled-{number}-{repeat}"
                 target.mkdir()
-                # What others wrote must not be written to the disk in this one's time.
+                # What others wrote must not reach the disk in this one's time.
                 os.sync()
                 found = tool.push(prefix)
                 os.sync()
