@@ -426,7 +426,7 @@ impl World {
             self.tally.refused += 1;
             assert!(matches!(ended.status.code(), Some(1 | 3)), "{}: {}", ended.status, ended.stderr);
             let failed = ended.events.iter().any(|event| event["outcome"]["is"] == "failed");
-            let said = failed || self.said(machine).contains("\"error\": {");
+            let said = failed || self.said(machine).contains("{\"error\":{");
             assert!(said, "it failed without a word: {} {}", self.said(machine), ended.stderr);
         }
         ended

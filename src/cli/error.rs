@@ -61,7 +61,8 @@ impl CliError {
             if let Some(spec) = &self.spec {
                 error["errors"] = serde_json::to_value(spec).expect("errors are plain data");
             }
-            super::print_json(&json!({ "error": error }));
+            // On one line, since `run --json` has printed lines before it.
+            super::print(&format!("{}\n", json!({ "error": error })));
         } else if let Some(spec) = &self.spec {
             eprintln!("{}", spec.render(color).trim_end());
             eprintln!("{}", self.message);

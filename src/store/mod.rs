@@ -266,7 +266,7 @@ impl Store {
     /// Stores bytes under their digest: near, and far when the record is committed.
     pub async fn put_blob(&self, digest: &Digest, bytes: Bytes, again: Again) -> Result<(), StoreError> {
         let name = blob_name(digest);
-        if again == Again::No && self.near.size_of(&name).await? == Some(bytes.len() as u64) {
+        if again == Again::No && self.near.size_of(&name).await? == Some(bytes.len() as u64) && self.make_young(&name) {
             return Ok(());
         }
         self.near.overwrite(&name, bytes).await
@@ -277,7 +277,7 @@ impl Store {
         let name = blob_name(digest);
         let fail = |error: std::io::Error| self.near.error("write", &name, format!("{}: {error}", file.display()));
         let length = std::fs::metadata(file).map_err(fail)?.len();
-        if again == Again::No && self.near.size_of(&name).await? == Some(length) {
+        if again == Again::No && self.near.size_of(&name).await? == Some(length) && self.make_young(&name) {
             return Ok(());
         }
         self.near.put_file(&name, file).await
@@ -391,11 +391,20 @@ impl Store {
         let old = |path: &FilePath| {
             std::fs::metadata(path)?.modified().map(|time| time.elapsed().is_ok_and(|age| age > OFTEN))
         };
-        if old(&path).unwrap_or(false)
-            && let Ok(file) = std::fs::File::options().append(true).open(&path)
-        {
-            let _ = file.set_modified(std::time::SystemTime::now());
+        if old(&path).unwrap_or(false) {
+            let _ = tier::touch(&path);
         }
+    }
+
+    /// A blob that is used again must not be among those that gc is about to collect; `false` where it cannot be helped, so
+    /// that it is written again.
+    fn make_young(&self, name: &str) -> bool {
+        let Some(path) = self.near.local(name) else { return true };
+        let age = std::fs::metadata(&path).and_then(|metadata| metadata.modified()).map(|time| time.elapsed());
+        if age.is_ok_and(|age| age.is_ok_and(|age| age < grace() / 2)) {
+            return true;
+        }
+        tier::touch(&path).is_ok()
     }
 
     /// Whether every blob of an artifact is there; the first that is not, otherwise.

@@ -31,6 +31,8 @@ const ROOM: usize = 256;
 /// Files are read, written and digested in steps that stay in a processor's cache. Larger writes would also make Linux look
 /// for large free pages, which can take longer than the copying.
 const STEP: usize = 128 << 10;
+/// A file that was changed since then is as old as it should be.
+const RECENT: Duration = Duration::from_secs(3600);
 /// S3 takes no more parts than 10,000 an object.
 const MOST_PARTS: u64 = 9_000;
 /// How often something is tried that the layer below does not try again, as a body that broke off…
@@ -539,8 +541,14 @@ pub fn move_into_place(from: &FilePath, to: &FilePath) -> std::io::Result<()> {
     std::fs::create_dir_all(to.parent().expect("objects lie in a folder"))?;
     let metadata = std::fs::symlink_metadata(from)?;
     // A file with a second name can be changed through it; a blob must not be.
-    if metadata.is_file() && metadata.nlink() == 1 && std::fs::rename(from, to).is_ok() {
-        return Ok(());
+    if metadata.is_file() && metadata.nlink() == 1 {
+        // As old as it is here, not as its program says: gc goes by that.
+        if !metadata.modified()?.elapsed().is_ok_and(|age| age < RECENT) {
+            touch(from)?;
+        }
+        if std::fs::rename(from, to).is_ok() {
+            return Ok(());
+        }
     }
     let partial = unique_neighbour(to);
     let copied = std::fs::copy(from, &partial).and_then(|_| std::fs::rename(&partial, to));
@@ -548,6 +556,14 @@ pub fn move_into_place(from: &FilePath, to: &FilePath) -> std::io::Result<()> {
         let _ = std::fs::remove_file(&partial);
     }
     copied
+}
+
+/// Makes a file as old as now.
+pub fn touch(path: &FilePath) -> std::io::Result<()> {
+    use nix::sys::stat::{UtimensatFlags, utimensat};
+    use nix::sys::time::TimeSpec;
+    let flags = UtimensatFlags::FollowSymlink;
+    Ok(utimensat(nix::fcntl::AT_FDCWD, path, &TimeSpec::UTIME_OMIT, &TimeSpec::UTIME_NOW, flags)?)
 }
 
 /// A name beside `path` that no listing takes for an object: the object-store layer hides names with `#`.
