@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::support::Sandbox;
+use crate::support::azure::Azurite;
 use crate::support::proxy::{Faults, Proxy};
 use crate::support::s3::{Bucket, S3Server};
 
@@ -426,4 +427,19 @@ fn a_refreshed_result_is_everybodys() {
     assert_eq!(two.executed(&["p.yaml"]), [""; 0]);
     assert_eq!(digests(&two, &["a"]), new);
     assert_eq!(digests(&three, &["a"]), new);
+}
+
+/// Where npm could install a server for it.
+#[test]
+fn azure_is_a_store_like_another() {
+    let Some(server) = Azurite::start() else {
+        println!("skipped: no azurite-blob; `make azurite` installs it where npm is there");
+        return;
+    };
+    let bucket = server.bucket();
+    let (one, two) = (machine(&bucket), machine(&bucket));
+    assert_eq!(one.executed(&["p.yaml"]), ["a", "b", "c"]);
+    assert_eq!(two.executed(&["p.yaml"]), [""; 0]);
+    two.good(&["pull", "--pipeline", "p.yaml"]);
+    assert_eq!(two.executed(&["p.yaml", "--offline"]), [""; 0]);
 }

@@ -296,9 +296,16 @@ impl Store {
         }
         let bytes = self.read_far(&name, is_good).await?;
         if let Some(bytes) = &bytes {
-            self.near.overwrite(&name, bytes.clone()).await?;
+            self.keep_near(&name, bytes.clone()).await;
         }
         Ok(bytes)
+    }
+
+    /// Keeps a copy of what was read. Where it cannot be kept, on a full disk, it is read again next time.
+    async fn keep_near(&self, name: &str, bytes: Bytes) {
+        if let (Err(error), Some(far)) = (self.near.overwrite(name, bytes).await, &self.far) {
+            far.trouble(format!("what is read from the shared store is not kept on this machine: {}", error.message));
+        }
     }
 
     /// Reads a far object. One that is damaged is removed, so that nobody mistakes it for a good one.
@@ -503,7 +510,7 @@ impl Store {
         }
         if let (generation, Some(record)) = &there {
             far.set_found(key);
-            self.near.overwrite(&record_name(key, *generation), record.to_bytes()).await?;
+            self.keep_near(&record_name(key, *generation), record.to_bytes()).await;
             remove_others(&self.near, key, *generation).await?;
         }
         Ok(there)
@@ -578,7 +585,7 @@ impl Store {
         }
         let bytes = self.read_far(&name, is_good).await?;
         if let Some(bytes) = &bytes {
-            self.near.overwrite(&name, bytes.clone()).await?;
+            self.keep_near(&name, bytes.clone()).await;
         }
         Ok(bytes)
     }
@@ -712,7 +719,7 @@ impl Store {
         let name = format!("{LAYOUT}/tags/{name}/{tag}");
         let Some(bytes) = self.truth().read(&name).await? else { return Ok(None) };
         if self.far.is_some() {
-            self.near.overwrite(&name, bytes.clone()).await?;
+            self.keep_near(&name, bytes.clone()).await;
         }
         serde_json::from_slice(&bytes).map(Some).map_err(|error| self.near.error("read", &name, error))
     }
