@@ -32,7 +32,7 @@ use crate::digest::Digest;
 use crate::event::{RunEvent, RunOutcome, StageOutcome, Subscriber};
 use crate::host::Host;
 use crate::key::MissReason;
-use crate::plan::{Outputs, PlanError, Planner, Resolved, StagePlan, Verdict};
+use crate::plan::{Found, Outputs, PlanError, Planner, Resolved, StagePlan, Verdict};
 use crate::rows::index::RowError;
 use crate::schedule::{Pools, Scheduler, State, Step};
 use crate::spec::{Pipeline, Retry, Stage};
@@ -409,6 +409,8 @@ struct Active {
     log: Option<Arc<Mutex<Log>>>,
 }
 
+/// A key, and for by-row stages the base key.
+type Ids = (Digest, Option<Digest>);
 type JobEnd = (usize, Result<Record, Failure>);
 type Looked = (usize, Result<StagePlan, PlanError>);
 
@@ -419,7 +421,7 @@ struct Run<'e, 'a> {
     context: Arc<Context>,
     scheduler: Scheduler,
     outputs: Vec<Option<Outputs>>,
-    found: HashMap<usize, StagePlan>,
+    found: HashMap<usize, Found>,
     active: HashMap<usize, Active>,
     in_flight: HashMap<Digest, usize>,
     /// Stages whose result was gone, so that they were looked up once more.
@@ -682,8 +684,8 @@ impl<'e, 'a> Run<'e, 'a> {
             Step::Look(index) => self.look(index).await,
             Step::Start(index, grant) => {
                 // Where the run is killed, gc must know what it had begun: rows that are done are kept.
-                let resolved = self.active.get(&index).map(|active| active.resolved.clone());
-                self.enter(index, resolved.as_ref(), "running", None);
+                let ids = self.active.get(&index).map(|active| active.ids());
+                self.enter(index, ids, "running", None);
                 self.record_once().await?;
                 self.start(index, grant);
                 Ok(())
@@ -699,8 +701,9 @@ impl<'e, 'a> Run<'e, 'a> {
     }
 
     async fn look(&mut self, index: usize) -> Result<(), PlanError> {
-        if let Some(plan) = self.found.remove(&index) {
-            return self.judge(index, Ok(plan));
+        if let Some(found) = self.found.remove(&index) {
+            self.hit(index, found);
+            return Ok(());
         }
         if self.engine.store.far().is_none() {
             let outputs = &self.outputs;
@@ -741,7 +744,11 @@ impl<'e, 'a> Run<'e, 'a> {
             unreachable!("the scheduler looks only at stages whose producers are done")
         };
         match verdict {
-            Verdict::Hit { record, generation } => self.hit(index, &resolved, *record, generation),
+            Verdict::Hit { record, generation } => {
+                let is_shared = self.engine.store.is_shared(&record, generation);
+                let (key, base) = (resolved.key, resolved.base);
+                self.hit(index, Found { key, base, outputs: record.outputs, is_shared });
+            }
             Verdict::Miss { reasons, generation } => {
                 if let Some(lack) = self.engine.pools().lack(&self.engine.need(self.stage(index))) {
                     let failure = Failure::permanent(format!("needs {lack}"))
@@ -781,18 +788,23 @@ impl<'e, 'a> Run<'e, 'a> {
         });
     }
 
-    fn hit(&mut self, index: usize, resolved: &Resolved, record: Record, generation: u32) {
-        self.enter(index, Some(resolved), "hit", None);
+    fn hit(&mut self, index: usize, found: Found) {
+        self.enter(index, Some((found.key, found.base)), "hit", None);
         self.report.hits += 1;
         self.tell(RunEvent::StageHit { stage: self.stage(index).name.clone() });
-        let outputs = record.outputs.clone();
-        if !self.engine.store.is_shared(&record, generation) {
+        if !found.is_shared {
             // Found on this machine only, or not known to be whole in the shared store. It is a job, so that the run does
             // not end before.
             let store = self.engine.store.clone();
-            self.jobs.spawn(async move { (NO_STAGE, store.offer(record, generation).await.map_err(Failure::from)) });
+            self.jobs.spawn(async move {
+                let offered = match store.nearby().newest(&found.key).await {
+                    Ok((generation, Some(record))) => store.offer(record, generation).await.map(|_| ()),
+                    other => other.map(|_| ()),
+                };
+                (NO_STAGE, offered.map_err(Failure::from).and(Err(Failure::cancelled())))
+            });
         }
-        self.done(index, outputs);
+        self.done(index, found.outputs);
     }
 
     fn start(&mut self, index: usize, grant: ResourceGrant) {
@@ -873,9 +885,9 @@ impl<'e, 'a> Run<'e, 'a> {
         match outcome {
             Ok(record) => {
                 let duration_s = active.started.elapsed().as_secs_f64();
-                let (resolved, attempts) = (active.resolved.clone(), active.attempt);
+                let (ids, attempts) = (active.ids(), active.attempt);
                 self.keep_log(index, true).await;
-                self.enter(index, Some(&resolved), "done", None);
+                self.enter(index, Some(ids), "done", None);
                 self.report.executed.push(stage.name.clone());
                 for attempt in 1..attempts {
                     let _ = std::fs::remove_dir_all(attempt_folder(&self.context, stage, attempt));
@@ -1012,7 +1024,7 @@ impl<'e, 'a> Run<'e, 'a> {
         let cancelled = failure.cancelled;
         let stage = self.stage(index);
         let active = self.active.remove(&index);
-        let resolved = active.as_ref().map(|active| active.resolved.clone());
+        let ids = active.as_ref().map(Active::ids);
         let duration_s = active.as_ref().map_or(0.0, |active| active.started.elapsed().as_secs_f64());
         if let Some(active) = &active
             && !failure.cancelled
@@ -1023,10 +1035,10 @@ impl<'e, 'a> Run<'e, 'a> {
         let log = active.and_then(|active| active.log);
         let log_tail = log.map(|log| log.lock().expect("no panic happens under this lock").last_lines(LOG_TAIL));
         let outcome = if failure.cancelled {
-            self.enter(index, resolved.as_ref(), "cancelled", None);
+            self.enter(index, ids, "cancelled", None);
             StageOutcome::Cancelled
         } else {
-            self.enter(index, resolved.as_ref(), "failed", Some(failure.message.clone()));
+            self.enter(index, ids, "failed", Some(failure.message.clone()));
             StageOutcome::Failed {
                 message: failure.message.clone(),
                 hint: failure.hint.clone(),
@@ -1081,8 +1093,8 @@ impl<'e, 'a> Run<'e, 'a> {
         }
     }
 
-    fn enter(&mut self, index: usize, resolved: Option<&Resolved>, outcome: &str, message: Option<String>) {
-        let (key, base) = (resolved.map(|resolved| resolved.key), resolved.and_then(|resolved| resolved.base));
+    fn enter(&mut self, index: usize, ids: Option<Ids>, outcome: &str, message: Option<String>) {
+        let (key, base) = (ids.map(|(key, _)| key), ids.and_then(|(_, base)| base));
         let entry = StageEntry { key, base, outcome: outcome.into(), message };
         self.manifest.stages.insert(self.stage(index).name.clone(), entry);
     }
@@ -1182,6 +1194,10 @@ impl<'e, 'a> Run<'e, 'a> {
 }
 
 impl Active {
+    fn ids(&self) -> Ids {
+        (self.resolved.key, self.resolved.base)
+    }
+
     fn new(resolved: Resolved, reasons: Vec<MissReason>, generation: u32) -> Self {
         Self { resolved, reasons, generation, attempt: 0, started: Instant::now(), widen: None, log: None }
     }

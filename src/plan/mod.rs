@@ -143,6 +143,51 @@ pub struct StagePlan {
     pub verdict: Verdict,
 }
 
+/// A stage that the store has, as a run needs it: what a plan holds besides is as large as the pipeline.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its key.
+    pub key: Digest,
+    /// For by-row stages: what row results are filed under.
+    pub base: Option<Digest>,
+    /// What it made.
+    pub outputs: Outputs,
+    /// Whether others have it too, or need not.
+    pub is_shared: bool,
+}
+
+/// What is kept of a hit while others are looked up.
+pub trait Hit: Sized + Send + Sync {
+    /// `None` where it is no hit.
+    fn of(plan: StagePlan, store: &Store) -> Option<Self>;
+    /// What it made.
+    fn made(&self) -> Option<&Outputs>;
+}
+
+impl Hit for StagePlan {
+    fn of(plan: StagePlan, _: &Store) -> Option<Self> {
+        matches!(plan.verdict, Verdict::Hit { .. }).then_some(plan)
+    }
+
+    fn made(&self) -> Option<&Outputs> {
+        self.outputs()
+    }
+}
+
+impl Hit for Found {
+    fn of(plan: StagePlan, store: &Store) -> Option<Self> {
+        let StagePlan { resolved: Some(resolved), verdict: Verdict::Hit { record, generation } } = plan else {
+            return None;
+        };
+        let is_shared = store.is_shared(&record, generation);
+        Some(Self { key: resolved.key, base: resolved.base, outputs: record.outputs, is_shared })
+    }
+
+    fn made(&self) -> Option<&Outputs> {
+        Some(&self.outputs)
+    }
+}
+
 impl StagePlan {
     /// What a hit made.
     pub fn outputs(&self) -> Option<&Outputs> {
@@ -210,7 +255,7 @@ impl<'a> Planner<'a> {
     /// Plans the selected stages, producers first.
     pub async fn plan(&self, order: &[usize], selected: &[bool]) -> Result<Vec<Option<StagePlan>>, PlanError> {
         self.begin().await?;
-        let mut found = self.hits(order, selected).await?;
+        let mut found: HashMap<usize, StagePlan> = self.hits(order, selected).await?;
         let mut plans: Vec<Option<StagePlan>> = self.pipeline.stages.iter().map(|_| None).collect();
         for &stage in order.iter().filter(|stage| selected[**stage]) {
             if let Some(hit) = found.remove(&stage) {
@@ -264,8 +309,8 @@ impl<'a> Planner<'a> {
     /// What the store has already: a run that finds everything does little else. Whatever needs no far store is looked up
     /// on all cores, and the rest level by level, many at once. Stages that are not found, or cannot be planned, are left
     /// to whoever looks at them one by one.
-    pub async fn hits(&self, order: &[usize], selected: &[bool]) -> Result<HashMap<usize, StagePlan>, PlanError> {
-        let mut found: HashMap<usize, StagePlan> = HashMap::new();
+    pub async fn hits<H: Hit>(&self, order: &[usize], selected: &[bool]) -> Result<HashMap<usize, H>, PlanError> {
+        let mut found: HashMap<usize, H> = HashMap::new();
         let mut rest: Vec<usize> = order.iter().copied().filter(|index| selected[*index]).collect();
         let is_far = self.store.far().is_some();
         if self.store.folder().is_none() || (!is_far && rest.len() < WORTH_THREADS) {
@@ -296,16 +341,11 @@ impl<'a> Planner<'a> {
         Ok(found)
     }
 
-    fn hits_on_threads(
-        &self,
-        store: &Store,
-        ready: Vec<usize>,
-        found: &HashMap<usize, StagePlan>,
-    ) -> Vec<(usize, StagePlan)> {
+    fn hits_on_threads<H: Hit>(&self, store: &Store, ready: Vec<usize>, found: &HashMap<usize, H>) -> Vec<(usize, H)> {
         let look = |index: &usize| {
-            let plan = self.stage_in(store, *index, |producer| found.get(&producer).and_then(StagePlan::outputs));
+            let plan = self.stage_in(store, *index, |producer| found.get(&producer).and_then(H::made));
             let plan = futures::executor::block_on(plan).ok()?;
-            matches!(plan.verdict, Verdict::Hit { .. }).then_some((*index, plan))
+            Some((*index, H::of(plan, self.store)?))
         };
         if ready.len() < WORTH_THREADS {
             return ready.iter().filter_map(look).collect();
@@ -319,10 +359,10 @@ impl<'a> Planner<'a> {
         })
     }
 
-    async fn hits_at_once(&self, ready: Vec<usize>, found: &HashMap<usize, StagePlan>) -> Vec<(usize, StagePlan)> {
+    async fn hits_at_once<H: Hit>(&self, ready: Vec<usize>, found: &HashMap<usize, H>) -> Vec<(usize, H)> {
         let looks = ready.into_iter().map(|index| async move {
-            let plan = self.stage(index, |producer| found.get(&producer).and_then(StagePlan::outputs)).await.ok()?;
-            matches!(plan.verdict, Verdict::Hit { .. }).then_some((index, plan))
+            let plan = self.stage(index, |producer| found.get(&producer).and_then(H::made)).await.ok()?;
+            Some((index, H::of(plan, self.store)?))
         });
         use futures::StreamExt;
         futures::stream::iter(looks).buffer_unordered(CONCURRENT).filter_map(std::future::ready).collect().await

@@ -1,6 +1,6 @@
 //! One place that holds objects by name, and does not know what they mean.
 //!
-//! Reads of a folder go past the object-store layer, since a no-op run reads one small file a stage.
+//! Small reads and writes of a folder go past the object-store layer, since most stages read and write a few small files.
 
 use std::io::{Read, Write};
 use std::path::{Path as FilePath, PathBuf};
@@ -33,6 +33,8 @@ const ROOM: usize = 256;
 const STEP: usize = 128 << 10;
 /// A file that was changed since then is as old as it should be.
 const RECENT: Duration = Duration::from_secs(3600);
+/// Files below this are written at once: another thread's wake-up would take longer.
+const SMALL: usize = 64 << 10;
 /// S3 takes no more parts than 10,000 an object.
 const MOST_PARTS: u64 = 9_000;
 /// How often something is tried that the layer below does not try again, as a body that broke off…
@@ -227,6 +229,10 @@ impl Tier {
 
     /// Creates an object, also where the server is said not to know how: for finding out.
     pub async fn create_for_real(&self, name: &str, bytes: impl Into<Bytes>) -> Result<bool, StoreError> {
+        let bytes: Bytes = bytes.into();
+        if let Some(path) = self.local(name).filter(|_| bytes.len() < SMALL) {
+            return create_file(&path, &bytes).map_err(|error| self.error("write", name, error));
+        }
         let payload = PutPayload::from_bytes(bytes.into());
         let mut tries = Tries::new();
         loop {
@@ -245,6 +251,10 @@ impl Tier {
 
     /// Writes an object, whether or not it was there.
     pub async fn overwrite(&self, name: &str, bytes: impl Into<Bytes>) -> Result<(), StoreError> {
+        let bytes: Bytes = bytes.into();
+        if let Some(path) = self.local(name).filter(|_| bytes.len() < SMALL) {
+            return replace_file(&path, &bytes).map_err(|error| self.error("write", name, error));
+        }
         let payload = PutPayload::from_bytes(bytes.into());
         let mut tries = Tries::new();
         loop {
@@ -286,6 +296,12 @@ impl Tier {
 
     /// Removes an object, if it is there.
     pub async fn delete(&self, name: &str) -> Result<(), StoreError> {
+        if let Some(path) = self.local(name) {
+            return match std::fs::remove_file(&path) {
+                Err(error) if !is_absent(&error) => Err(self.error("remove", name, error)),
+                _ => Ok(()),
+            };
+        }
         match self.backend.delete(&Path::from(name)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(self.failed("remove", name, error)),
@@ -516,14 +532,52 @@ fn write_pieces(mut file: std::fs::File, mut receiver: mpsc::Receiver<Bytes>) ->
     Ok(Digest::finish(&hasher))
 }
 
+/// Writes a file beside where it shall be, under a name that no listing takes for an object.
+fn write_neighbour(path: &FilePath, bytes: &[u8]) -> std::io::Result<PathBuf> {
+    let partial = unique_neighbour(path);
+    let written = match std::fs::write(&partial, bytes) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            std::fs::create_dir_all(path.parent().expect("objects lie in a folder"))?;
+            std::fs::write(&partial, bytes)
+        }
+        written => written,
+    };
+    if written.is_err() {
+        let _ = std::fs::remove_file(&partial);
+    }
+    written.map(|()| partial)
+}
+
+/// Makes a file, whole or not at all; `false` where there is one.
+fn create_file(path: &FilePath, bytes: &[u8]) -> std::io::Result<bool> {
+    let partial = write_neighbour(path, bytes)?;
+    let linked = std::fs::hard_link(&partial, path);
+    let _ = std::fs::remove_file(&partial);
+    match linked {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Writes a file, whole or not at all, whether or not there is one.
+fn replace_file(path: &FilePath, bytes: &[u8]) -> std::io::Result<()> {
+    let partial = write_neighbour(path, bytes)?;
+    let renamed = std::fs::rename(&partial, path);
+    if renamed.is_err() {
+        let _ = std::fs::remove_file(&partial);
+    }
+    renamed
+}
+
 /// Reads a file; most are small, and those take one read and no look at their size.
 fn read_file(path: &FilePath) -> std::io::Result<Vec<u8>> {
-    const SMALL: usize = 16 * 1024;
+    const FIRST: usize = 16 * 1024;
     let mut file = std::fs::File::open(path)?;
-    let mut bytes = vec![0; SMALL];
+    let mut bytes = vec![0; FIRST];
     let count = file.read(&mut bytes)?;
     bytes.truncate(count);
-    if count == SMALL {
+    if count == FIRST {
         file.read_to_end(&mut bytes)?;
     }
     Ok(bytes)
