@@ -185,7 +185,12 @@ fn say_what_is_there(pipeline: &Pipeline, graph: &Graph, store: &Store, report: 
     if ends.is_empty() || ends.len() > 8 {
         return;
     }
-    let mut text = format!("\nMade, in {}:\n", store.url());
+    let is_private = store.is_offline() || store.far().is_some_and(|far| far.is_read_only());
+    let place = match is_private {
+        true => format!("on this machine only, in {}", store.near().url()),
+        false => format!("in {}", store.url()),
+    };
+    let mut text = format!("\nMade, {place}:\n");
     let mut example = None;
     for (stage, outputs) in &ends {
         for (port, artifact) in *outputs {

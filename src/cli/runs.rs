@@ -195,23 +195,25 @@ pub async fn log(project: &Project, options: LogOptions) -> Result<Exit, CliErro
             CliError::usage("`-p` does not choose a log").with_hint("`--run ID` does; `cuda-agent runs` lists them")
         );
     }
-    let mut store = project.existing_store()?;
+    let store = project.existing_store()?;
     let name = format!("{}.log", file_name(&options.stage));
-    let ids = match &options.run {
-        Some(run) => vec![run_named(&store, Some(run)).await?.run],
-        None => {
-            store = store.own().await?;
-            store.runs().await?
-        }
+    let of = match &options.run {
+        Some(run) => Some(run_named(&store, Some(run)).await?.run),
+        None => None,
     };
-    for id in &ids {
-        // A stage that runs now has its log on this machine.
-        let live = live_log(&project.folders, id, &options.stage);
-        let bytes = match store.log(id, &name).await? {
-            Some(bytes) => Some(bytes.to_vec()),
-            None => std::fs::read(live).ok(),
+    // What was printed here comes first.
+    for store in [store.nearby(), store.clone()] {
+        let ids = match &of {
+            Some(run) => vec![run.clone()],
+            None => store.runs().await?.into_iter().take(200).collect(),
         };
-        if let Some(bytes) = bytes {
+        let (store, name) = (&store, &name);
+        let reading = ids.into_iter().map(|id| async move { (store.log(&id, name).await, id) });
+        let mut reading = std::pin::pin!(futures::stream::iter(reading).buffered(16));
+        while let Some((bytes, id)) = reading.next().await {
+            // A stage that runs now has its log on this machine.
+            let live = live_log(&project.folders, &id, &options.stage);
+            let Some(bytes) = bytes?.map(|bytes| bytes.to_vec()).or_else(|| std::fs::read(live).ok()) else { continue };
             let text = String::from_utf8_lossy(&bytes);
             if project.common.json {
                 print_json(&json!({ "run": id, "stage": options.stage, "log": text }));

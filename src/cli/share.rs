@@ -222,6 +222,9 @@ async fn planned(project: &Project, stages: &[&String]) -> Result<Vec<(String, O
 }
 
 fn needs_far(store: &Store) -> Result<&std::sync::Arc<crate::store::far::Far>, CliError> {
+    if store.is_offline() {
+        return Err(CliError::usage("offline nothing is shared or fetched").with_hint("leave out --offline"));
+    }
     store.far().ok_or_else(|| {
         CliError::usage(format!("{} is not shared", store.url()))
             .with_hint("name a shared store with --store s3://bucket/folder, or `store:` in cuda-agent.yaml")

@@ -43,6 +43,10 @@ pub async fn verify(project: &Project, options: Options) -> Result<Exit, CliErro
     };
     let audit = store.audit(options.dry_run, &mut show).await?;
     bar.finish_and_clear();
+    if !options.dry_run && !(audit.damaged.is_empty() && audit.incomplete.is_empty()) {
+        // Nobody shall trust what they know of the store: the next run of each machine looks again.
+        store.distrust_all().await?;
+    }
     if project.common.json {
         let mut value = serde_json::to_value(&audit).expect("audits are plain data");
         value["mended"] = json!(audit.is_mended());

@@ -62,7 +62,11 @@ pub async fn execute(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
     let cache = job.context.folders.cache.join("rows").join(base.to_string());
     let store = job.context.store.clone();
     adopt_orphans(job, &schema, &base).await?;
-    let index = RowIndex::load(&store, &base, &cache).await?;
+    let index = match RowIndex::load(&store, &base, &cache).await {
+        // A shared store that is away costs double work at worst.
+        Err(_) if store.far().is_some() => RowIndex::load(&store.nearby(), &base, &cache).await?,
+        index => index?,
+    };
     // A refresh does every row again, and its results win over those that are there.
     let refresh = job.is_refresh();
     let before = job.context.passes.lock().expect("no panic happens under this lock").get(&job.index).cloned();

@@ -44,6 +44,8 @@ pub use work::oldest_live;
 
 /// How many lines of a failed stage's log are shown.
 const LOG_TAIL: usize = 20;
+/// A shared store that has not answered for so long is worth a word.
+const UNANSWERED: Duration = Duration::from_secs(5);
 /// How often a run says that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(20);
 
@@ -332,8 +334,6 @@ pub enum Message {
     Again(usize),
     /// What other runs were making is there, or nobody makes it any more.
     LookAgain(usize, Digest),
-    /// The store could not be asked; perhaps it can now.
-    Retry(usize),
 }
 
 /// What a run needs.
@@ -427,6 +427,9 @@ struct Run<'e, 'a> {
     /// Stages whose result was gone, so that they were looked up once more.
     redone: BTreeSet<usize>,
     looked_again: HashMap<usize, u32>,
+    /// Since when lookups wait without any being answered, and whether that was said.
+    asked_since: Option<Instant>,
+    said_so: bool,
     parked: HashMap<usize, Vec<usize>>,
     jobs: JoinSet<JobEnd>,
     messages: mpsc::UnboundedSender<Message>,
@@ -498,6 +501,8 @@ impl Engine<'_> {
             in_flight: HashMap::new(),
             redone: BTreeSet::new(),
             looked_again: HashMap::new(),
+            asked_since: None,
+            said_so: false,
             parked: HashMap::new(),
             jobs: JoinSet::new(),
             messages,
@@ -586,7 +591,16 @@ impl<'e, 'a> Run<'e, 'a> {
 
     /// What is there already is found at once, and not by the loop.
     async fn find_hits(&mut self) -> Result<(), PlanError> {
-        self.planner.begin().await?;
+        let planner = self.planner.clone();
+        let mut begun = std::pin::pin!(planner.begin());
+        tokio::select! {
+            begun = &mut begun => drop(begun?),
+            () = tokio::time::sleep(UNANSWERED) => {
+                let message = format!("{} does not answer yet", self.engine.store.url());
+                self.tell(RunEvent::Message { stage: "store".into(), level: "warning".into(), message });
+                begun.await?;
+            }
+        }
         self.found = self.planner.hits(&self.engine.order, &self.engine.selected).await?;
         Ok(())
     }
@@ -594,6 +608,7 @@ impl<'e, 'a> Run<'e, 'a> {
     async fn steps(&mut self, interrupts: &mut mpsc::UnboundedReceiver<()>) -> Result<(), PlanError> {
         let mut heartbeat = tokio::time::interval(HEARTBEAT);
         heartbeat.tick().await;
+        let mut patience = tokio::time::interval(UNANSWERED);
         loop {
             while let Some(step) = self.scheduler.next_step() {
                 self.take(step).await?;
@@ -623,7 +638,12 @@ impl<'e, 'a> Run<'e, 'a> {
                     self.finish(index, outcome).await?;
                     self.tell_troubles();
                 }
-                Some((index, plan)) = self.looks.next() => self.judge(index, plan)?,
+                Some((index, plan)) = self.looks.next() => {
+                    self.tell_troubles();
+                    self.asked_since = None;
+                    self.judge(index, plan)?;
+                }
+                _ = patience.tick() => self.say_that_it_waits(),
                 _ = heartbeat.tick() => {
                     self.sign_of_life().await;
                     self.tell_troubles();
@@ -655,11 +675,6 @@ impl<'e, 'a> Run<'e, 'a> {
             Message::GiveBack(grant) => self.scheduler.give_back(&grant),
             Message::Widen(index, more) => self.scheduler.widen(index, more),
             Message::Again(index) => self.scheduler.queue(index),
-            Message::Retry(index) => {
-                if self.scheduler.state(index) == State::Waiting {
-                    self.scheduler.unpark(index);
-                }
-            }
             Message::LookAgain(index, key) => {
                 if let Some(far) = self.engine.store.far() {
                     far.set_absent(&key, false);
@@ -669,6 +684,17 @@ impl<'e, 'a> Run<'e, 'a> {
                     self.scheduler.unpark(index);
                 }
             }
+        }
+    }
+
+    /// People should know what is waited for.
+    fn say_that_it_waits(&mut self) {
+        if self.looks.is_empty() {
+            self.asked_since = None;
+        } else if self.asked_since.get_or_insert_with(Instant::now).elapsed() > UNANSWERED && !self.said_so {
+            self.said_so = true;
+            let message = format!("{} does not answer; it is asked again for a minute", self.engine.store.url());
+            self.tell(RunEvent::Message { stage: "store".into(), level: "warning".into(), message });
         }
     }
 
@@ -726,14 +752,7 @@ impl<'e, 'a> Run<'e, 'a> {
         }
         let plan = match plan {
             Ok(plan) => plan,
-            Err(error @ (PlanError::Store(_) | PlanError::Rows(_))) => {
-                // What runs must not die because a far store is away; without it, nothing more can be done than wait.
-                if self.engine.store.far().is_none() || self.active.is_empty() {
-                    return Err(error);
-                }
-                self.look_later(index, &error);
-                return Ok(());
-            }
+            Err(error @ (PlanError::Store(_) | PlanError::Rows(_))) => return Err(error),
             Err(error) => {
                 let failure = Failure { hint: error.hint(), ..Failure::permanent(error.to_string()) };
                 self.fail(index, failure);
@@ -770,22 +789,6 @@ impl<'e, 'a> Run<'e, 'a> {
             Verdict::Pending { .. } => unreachable!("a resolved stage is not pending"),
         }
         Ok(())
-    }
-
-    /// Looks a stage up again when something has ended, or in a while.
-    fn look_later(&mut self, index: usize, error: &PlanError) {
-        const LATER: Duration = Duration::from_secs(10);
-        let (stage, level) = (self.stage(index).name.clone(), String::from("warning"));
-        self.tell(RunEvent::Message { stage, level, message: format!("it is looked up again later: {error}") });
-        self.scheduler.park(index);
-        let (messages, mut stop) = (self.messages.clone(), self.stop.subscribe());
-        self.jobs.spawn(async move {
-            tokio::select! {
-                () = tokio::time::sleep(LATER) => drop(messages.send(Message::Retry(index))),
-                _ = stop.changed() => {}
-            }
-            (NO_STAGE, Err(Failure::cancelled()))
-        });
     }
 
     fn hit(&mut self, index: usize, found: Found) {

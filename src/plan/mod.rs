@@ -431,6 +431,15 @@ impl<'a> Planner<'a> {
         self.stage_in(self.store, index, known).await
     }
 
+    /// Plans one stage by what is on this machine alone.
+    pub async fn stage_nearby<'k>(
+        &self,
+        index: usize,
+        known: impl Fn(usize) -> Option<&'k Outputs>,
+    ) -> Result<StagePlan, PlanError> {
+        self.stage_in(&self.store.nearby(), index, known).await
+    }
+
     async fn stage_in<'k>(
         &self,
         store: &Store,

@@ -45,7 +45,7 @@ const CONFLICTS: u32 = 8;
 
 /// Why the store could not do something.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("store {url}: {action} {name}: {message}")]
+#[error("store {url}: {}{message}", self.about())]
 pub struct StoreError {
     /// The store.
     pub url: String,
@@ -60,6 +60,10 @@ pub struct StoreError {
 }
 
 impl StoreError {
+    fn about(&self) -> String {
+        if self.name.is_empty() { String::new() } else { format!("{} {}: ", self.action, self.name) }
+    }
+
     /// An error.
     pub fn new(url: &str, action: &'static str, name: &str, message: impl Into<String>) -> Self {
         let message: String = message.into();
@@ -178,7 +182,9 @@ impl Store {
     /// A view of a store that a run can write to without anybody seeing it: what is written stays in `folder`.
     pub fn sketch(&self, folder: &FilePath) -> Result<Self, StoreError> {
         let near = Tier::folder_at(folder)?;
-        Ok(Self::read_only(near, self.truth().clone(), &folder.join("cache")))
+        // Where nothing is shared, what was made here is only here.
+        let below = if self.writable().is_some() { self.truth() } else { &self.near };
+        Ok(Self::read_only(near, below.clone(), &folder.join("cache")))
     }
 
     /// Lends a near copy of a blob to another store on the same disk, so that it need not be fetched again.
@@ -528,6 +534,12 @@ impl Store {
             far.forget(&shared_name(&record, generation));
         }
         Ok(())
+    }
+
+    /// Makes every machine forget what it knows of the shared store, as after a gc.
+    pub async fn distrust_all(&self) -> Result<(), StoreError> {
+        let Some(far) = self.writable() else { return Ok(()) };
+        far.tier.overwrite(&format!("{LAYOUT}/gc/{DELETED}{}", crate::run_id()), &b"{}"[..]).await
     }
 
     /// The far tier, where results go there.
