@@ -43,7 +43,8 @@ pub async fn verify(project: &Project, options: Options) -> Result<Exit, CliErro
     };
     let audit = store.audit(options.dry_run, &mut show).await?;
     bar.finish_and_clear();
-    if !options.dry_run && !(audit.damaged.is_empty() && audit.incomplete.is_empty()) {
+    let is_good = audit.damaged.is_empty() && audit.incomplete.is_empty();
+    if !options.dry_run && !is_good {
         // Nobody shall trust what they know of the store: the next run of each machine looks again.
         store.distrust_all().await?;
     }

@@ -741,8 +741,19 @@ impl<'e, 'a> Run<'e, 'a> {
         let outputs: HashMap<usize, Outputs> =
             before.into_iter().filter_map(|producer| Some((producer, self.outputs[producer].clone()?))).collect();
         let planner = self.planner.clone();
-        self.looks
-            .push(Box::pin(async move { (index, planner.stage(index, |producer| outputs.get(&producer)).await) }));
+        self.looks.push(Box::pin(async move {
+            let known = |producer: usize| outputs.get(&producer);
+            let plan = match planner.stage(index, known).await {
+                Err(PlanError::Store(error)) => {
+                    // A shared store that is away costs double work at worst; the run goes on with what is here.
+                    let far = planner.store.far().expect("only a far store is looked up like this");
+                    far.trouble(format!("looked up on this machine only: {}", error.message));
+                    planner.stage_nearby(index, known).await
+                }
+                plan => plan,
+            };
+            (index, plan)
+        }));
         Ok(())
     }
 

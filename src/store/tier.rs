@@ -233,7 +233,7 @@ impl Tier {
         if let Some(path) = self.local(name).filter(|_| bytes.len() < SMALL) {
             return create_file(&path, &bytes).map_err(|error| self.error("write", name, error));
         }
-        let payload = PutPayload::from_bytes(bytes.into());
+        let payload = PutPayload::from_bytes(bytes);
         let mut tries = Tries::new();
         loop {
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
@@ -255,7 +255,7 @@ impl Tier {
         if let Some(path) = self.local(name).filter(|_| bytes.len() < SMALL) {
             return replace_file(&path, &bytes).map_err(|error| self.error("write", name, error));
         }
-        let payload = PutPayload::from_bytes(bytes.into());
+        let payload = PutPayload::from_bytes(bytes);
         let mut tries = Tries::new();
         loop {
             match self.backend.put(&Path::from(name), payload.clone()).await {
