@@ -18,22 +18,7 @@ stages:
 
 fn sandbox() -> Sandbox {
     let sandbox = Sandbox::new();
-    sandbox
-        .write("cuda-agent.yaml", "stages: [kinds]\n")
-        .write(
-            "kinds/square/stage.yaml",
-            "name: my/square\nversion: 1.0.0\nsummary: Squares.\ninputs: { rows: { type: table, columns: { id: int64 } } }\n\
-             outputs: { rows: { type: table, columns: [ { name: square, type: int64 } ] } }\n\
-             by_row: { port: rows, workers: 2 }\nrun: [sh, square.sh]\nsources: [square.sh]\n",
-        )
-        .write(
-            "kinds/square/square.sh",
-            "while IFS= read -r line; do\n  digest=${line#*\\\"row\\\":\\\"}; digest=${digest%%\\\"*}\n  \
-             id=${line#*\\\"id\\\":}; id=${id%%\\}*}\n  sleep 0.01\n  \
-             printf '{\"event\":\"row\",\"row\":\"%s\",\"status\":\"done\",\"outputs\":{\"rows\":[{\"square\":%s}]}}\\n' \
-             \"$digest\" $((id * id)) >&$CUDA_AGENT_EVENTS_FD\ndone\n",
-        )
-        .write("p.yaml", PIPELINE);
+    sandbox.write("cuda-agent.yaml", "stages: [kinds]\n").write_squares("sleep 0.01").write("p.yaml", PIPELINE);
     sandbox
 }
 

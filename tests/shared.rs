@@ -22,21 +22,7 @@ pub fn machine_at(bucket: &Bucket, store: &str) -> Sandbox {
     let mut sandbox = Sandbox::new();
     sandbox.variables = bucket.env.clone();
     sandbox.write("cuda-agent.yaml", &format!("store: {store}\nstages: [kinds]\n"));
-    sandbox
-        .write(
-            "kinds/square/stage.yaml",
-            "name: my/square\nversion: 1.0.0\nsummary: Squares.\ninputs: { rows: { type: table, columns: { id: int64 } } }\n\
-             outputs: { rows: { type: table, columns: [ { name: square, type: int64 } ] } }\n\
-             by_row: { port: rows, workers: 2 }\nrun: [sh, square.sh]\nsources: [square.sh]\n",
-        )
-        .write(
-            "kinds/square/square.sh",
-            "while IFS= read -r line; do\n  digest=${line#*\\\"row\\\":\\\"}; digest=${digest%%\\\"*}\n  \
-             id=${line#*\\\"id\\\":}; id=${id%%\\}*}\n  \
-             printf '{\"event\":\"row\",\"row\":\"%s\",\"status\":\"done\",\"outputs\":{\"rows\":[{\"square\":%s}]}}\\n' \
-             \"$digest\" $((id * id)) >&$CUDA_AGENT_EVENTS_FD\ndone\n",
-        )
-        .write("p.yaml", CHAIN);
+    sandbox.write_squares(":").write("p.yaml", CHAIN);
     sandbox
 }
 

@@ -292,17 +292,21 @@ impl Store {
     /// Reads a blob and checks it. `None` where it is missing; a damaged one is set aside and counts as missing, so that
     /// the next run makes it again.
     pub async fn get_blob(&self, digest: &Digest) -> Result<Option<Bytes>, StoreError> {
-        let name = blob_name(digest);
+        self.read_checked(&blob_name(digest), digest).await
+    }
+
+    /// Reads an object that its digest names: near, else far, and then it is kept near.
+    async fn read_checked(&self, name: &str, digest: &Digest) -> Result<Option<Bytes>, StoreError> {
         let is_good = |bytes: &Bytes| Digest::of_bytes(bytes) == *digest;
-        if let Some(bytes) = self.near.read(&name).await? {
+        if let Some(bytes) = self.near.read(name).await? {
             if is_good(&bytes) {
                 return Ok(Some(bytes));
             }
-            self.near.delete(&name).await?;
+            self.near.delete(name).await?;
         }
-        let bytes = self.read_far(&name, is_good).await?;
+        let bytes = self.read_far(name, is_good).await?;
         if let Some(bytes) = &bytes {
-            self.keep_near(&name, bytes.clone()).await;
+            self.keep_near(name, bytes.clone()).await;
         }
         Ok(bytes)
     }
@@ -587,19 +591,7 @@ impl Store {
 
     /// Reads a row segment and checks it; `None` where it is gone or damaged.
     pub async fn segment(&self, base: &Digest, segment: &SegmentName) -> Result<Option<Bytes>, StoreError> {
-        let name = segment_name(base, segment);
-        let is_good = |bytes: &Bytes| Digest::of_bytes(bytes) == segment.digest;
-        if let Some(bytes) = self.near.read(&name).await? {
-            if is_good(&bytes) {
-                return Ok(Some(bytes));
-            }
-            self.near.delete(&name).await?;
-        }
-        let bytes = self.read_far(&name, is_good).await?;
-        if let Some(bytes) = &bytes {
-            self.keep_near(&name, bytes.clone()).await;
-        }
-        Ok(bytes)
+        self.read_checked(&segment_name(base, segment), &segment.digest).await
     }
 
     /// Publishes a row segment. Where the far tier cannot be written, it stays near until the stage's record is shared.

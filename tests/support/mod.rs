@@ -336,6 +336,24 @@ impl Sandbox {
         self
     }
 
+    /// A by-row stage kind `my/square` in sh, which does something before each answer.
+    pub fn write_squares(&self, before: &str) -> &Self {
+        self.write(
+            "kinds/square/stage.yaml",
+            "name: my/square\nversion: 1.0.0\nsummary: Squares.\ninputs: { rows: { type: table, columns: { id: int64 } } }\n\
+             outputs: { rows: { type: table, columns: [ { name: square, type: int64 } ] } }\n\
+             by_row: { port: rows, workers: 2 }\nrun: [sh, square.sh]\nsources: [square.sh]\n",
+        );
+        let script = r#"while IFS= read -r line; do
+  digest=${line#*\"row\":\"}; digest=${digest%%\"*}
+  id=${line#*\"id\":}; id=${id%%\}*}
+  BEFORE
+  printf '{"event":"row","row":"%s","status":"done","outputs":{"rows":[{"square":%s}]}}\n' "$digest" $((id * id)) >&$CUDA_AGENT_EVENTS_FD
+done
+"#;
+        self.write("kinds/square/square.sh", &script.replace("BEFORE", before))
+    }
+
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-agent"));
         command.args(arguments).current_dir(self.folder.path()).env_remove("CUDA_AGENT_PYTHON").env("NO_COLOR", "1");

@@ -267,26 +267,6 @@ fn answers_of_servers_are_told_in_a_sentence() {
     insta::assert_snapshot!(text);
 }
 
-/// Requests of a real server: `REMOTE_URL`, `REMOTE_ENDPOINT` and the credentials come from the environment.
-#[tokio::test]
-#[ignore = "needs a server"]
-async fn a_server_answers() {
-    let url = std::env::var("REMOTE_URL").unwrap();
-    let options = RemoteOptions { endpoint: std::env::var("REMOTE_ENDPOINT").ok(), ..RemoteOptions::default() };
-    let started = Instant::now();
-    let opened = open(&url, &options).unwrap();
-    eprintln!("opened {opened:?} in {:?}", started.elapsed());
-    for size in [5, 5, 8 << 20, 8 << 20] {
-        let (name, bytes) = (Path::from("v1/probe"), vec![7; size]);
-        let started = Instant::now();
-        if let Err(error) = opened.backend.put(&name, bytes.clone().into()).await {
-            panic!("{} after {:?}", explain(&error), started.elapsed());
-        }
-        eprintln!("{size} bytes put in {:?}", started.elapsed());
-        assert!(opened.backend.get(&name).await.unwrap().bytes().await.unwrap() == bytes);
-    }
-}
-
 proptest! {
     /// Whatever is written to a file of profiles is read from it, between comments, blanks and lines that make no sense.
     #[test]
