@@ -255,7 +255,7 @@ impl Store {
         Ok(self.blob_size(digest).await?.is_some())
     }
 
-    /// The size of a blob; of one that is only known to be far, as far as this process has no need to ask, 0.
+    /// The size of a blob, wherever it is.
     async fn blob_size(&self, digest: &Digest) -> Result<Option<u64>, StoreError> {
         let name = blob_name(digest);
         if let Some(size) = self.near.size_of(&name).await? {
@@ -430,7 +430,7 @@ impl Store {
             let size = self.blob_size(&artifact.blob).await?;
             return Ok((size != Some(artifact.size)).then_some(artifact.blob));
         }
-        let Some(blobs) = self.parts_of(artifact).await? else { return Ok(Some(artifact.blob)) };
+        let Some(blobs) = self.blobs_of(artifact).await? else { return Ok(Some(artifact.blob)) };
         let mut unsure = Vec::new();
         for blob in blobs {
             match (self.near.size_of(&blob_name(&blob)).await?, &self.far) {
@@ -447,14 +447,6 @@ impl Store {
             }
         }
         Ok(None)
-    }
-
-    /// The blobs of a tree, its list first; the record often has them.
-    async fn parts_of(&self, artifact: &Artifact) -> Result<Option<Vec<Digest>>, StoreError> {
-        if artifact.parts.is_empty() {
-            return self.blobs_of(artifact).await;
-        }
-        Ok(Some([artifact.blob].into_iter().chain(artifact.parts.iter().copied()).collect()))
     }
 
     /// The blobs of an artifact, each once; `None` where the list of a tree's files is missing or damaged.
@@ -487,21 +479,16 @@ impl Store {
     pub async fn newest(&self, key: &Digest) -> Result<(u32, Option<Record>), StoreError> {
         let near = newest_in(&self.near, key, None).await?;
         let Some(far) = &self.far else { return Ok(near) };
+        let is_known = |record: &Record| near.0 >= far.replaced(key) && far.knows(&shared_name(record, near.0));
         if self.quick {
-            let trusted = near
-                .1
-                .as_ref()
-                .is_some_and(|record| near.0 >= far.replaced(key) && far.knows(&shared_name(record, near.0)));
-            return Ok(if trusted { near } else { (0, None) });
+            return Ok(if near.1.as_ref().is_some_and(is_known) { near } else { (0, None) });
         }
         far.catch_up().await?;
-        let replaced = far.replaced(key);
-        let is_known = |record: &Record| near.0 >= replaced && far.knows(&shared_name(record, near.0));
         if near.1.as_ref().is_some_and(is_known) || far.is_absent(key) {
             return Ok(near);
         }
         // A folder that is only read may have had replacements without any announcement.
-        let announced = far.tier.folder().is_none().then_some(replaced);
+        let announced = far.tier.folder().is_none().then(|| far.replaced(key));
         let there = newest_in(&far.tier, key, announced).await?;
         match &there {
             // What is here alone is shared later.
