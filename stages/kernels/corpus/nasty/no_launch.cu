@@ -1,0 +1,7 @@
+// A kernel that nothing launches.
+#include "task.h"
+
+extern "C" __global__ void relu(const float* x, float* out) {
+    const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (i < task::x_size) out[i] = fmaxf(x[i], 0.0f);
+}
