@@ -1,0 +1,180 @@
+"""Sets of arguments in the arena: filling them, and checking what a candidate did to them.
+
+A set keeps a private image of everything that a candidate may only read, red zones included, laid out as in the arena.
+Filling a set is then one copy and one fill, and checking it one comparison, whatever the number of tensors; only if
+that one finds a difference are the tensors and gaps looked at one by one. The task's own forwards run on the image, so
+nothing that a candidate writes can reach them. Expected outputs are never in the arena.
+"""
+
+import judge
+import quick_look
+import torch
+from arena import Layout
+from element_types import PATTERNS, bits
+from refusal import Refusal
+
+
+class ArgumentSet:
+    def __init__(self, layout, base, arena, state):
+        self.layout = layout
+        self.base = base
+        self.memory = arena.memory(base, layout.size)
+        self.image = torch.zeros(layout.tail, dtype=torch.uint8, device=self.memory.device)
+        views = [slot.view(self.image) for slot in layout.read]
+        inputs_end = len(views) - len(state)
+        self._inputs = views[:inputs_end]
+        for view, tensor in zip(views[inputs_end:], state, strict=True):
+            view.copy_(tensor)
+        self._gaps = layout.gaps()
+        self._gap_byte = 0
+        self._pattern = None
+        self.trial = None
+        self.values = None
+        self.expectations = None
+        self._quick = None
+        self._task = None
+        self._held = {}
+
+    def describe(self):
+        slots = [*self.layout.read, *self.layout.written]
+        return {
+            "arguments": [[self.base + slot.offset, slot.size] for slot in slots],
+            "scratch": [self.base + self.layout.scratch.offset, self.layout.scratch.size],
+        }
+
+    def take_inputs(self, task, values, trial, quick=False):
+        """New inputs, and what they should give; `quick` asks eager only, for results that are judged a second time."""
+        self.trial = None
+        private = iter(self._inputs)
+        self.values = [next(private).copy_(value) if isinstance(value, torch.Tensor) else value for value in values]
+        self.expectations, self._quick = None, None
+        if quick and task.limits is not None:
+            self._quick = quick_look.Expected(task.limits, task.forward(self.values))
+        else:
+            self.expectations = task.expect(self.values)
+        self._task = task
+        self._held = {}
+        self.trial = trial
+
+    def fill(self, pattern):
+        """Inputs and weights as they should be, poison everywhere else."""
+        byte = PATTERNS[pattern]
+        if self._gap_byte != byte:
+            for gap in self._gaps:
+                self.image[gap.start : min(gap.end, self.layout.tail)].fill_(byte)
+            self._gap_byte = byte
+        self.memory[: self.layout.tail].copy_(self.image)
+        self.memory[self.layout.tail :].fill_(byte)
+        self._pattern = pattern
+
+    def judge(self):
+        """The facts on what lies in the arena now."""
+        if self._pattern is None or self.trial is None:
+            raise Refusal("internal", "nothing was drawn for this set")
+        if self._quick is not None:
+            facts = self._quick.facts([slot.view(self.memory) for slot in self.layout.written], self._damage())
+            if facts is not None:
+                return facts
+            # Something is wrong, or near it: the whole judgement tells what.
+            self._quick, self.expectations = None, self._task.expect(self.values)
+        measurements = [
+            judge.Measurement(expectation, slot.view(self.memory), PATTERNS[self._pattern], earlier)
+            for expectation, slot, earlier in zip(
+                self.expectations, self.layout.written, self._earlier_masks(), strict=True
+            )
+        ]
+        damaged, *numbers = judge.fetch([self._damage(), *[row for each in measurements for row in each.rows]])
+        verdicts = self._verdicts(measurements, numbers)
+        return {
+            "outputs": [verdict.facts() for verdict in verdicts],
+            "inputs_changed": self._changed_tensors() if damaged[0] else [],
+            "red_zones": self._changed_gaps() if any(damaged) else [],
+        }
+
+    def _earlier_masks(self):
+        """Which elements held the other pattern after its run; `None` where none did, or there was no such run."""
+        return self._held.get(1 - self._pattern, [None] * len(self.expectations))
+
+    def _verdicts(self, measurements, numbers):
+        both_ran = 1 - self._pattern in self._held
+        verdicts = []
+        for measurement in measurements:
+            count = len(measurement.rows)
+            verdicts.append(judge.Verdict(measurement.expectation, numbers[:count], both_ran))
+            del numbers[:count]
+        self._held[self._pattern] = [
+            measurement.held if verdict.held else None
+            for measurement, verdict in zip(measurements, verdicts, strict=True)
+        ]
+        return verdicts
+
+    def _written_gaps(self):
+        return [gap for gap in self._gaps if gap.end > self.layout.tail]
+
+    def _damage(self):
+        """Whether anything before the outputs changed, and whether any red zone after them did."""
+        words = bits(self.memory[: self.layout.tail].view(torch.int64)) != bits(self.image.view(torch.int64))
+        byte = PATTERNS[self._pattern]
+        gaps = [(self.memory[gap.start : gap.end] != byte).any() for gap in self._written_gaps()]
+        return judge.row(words.any(), *gaps)
+
+    def _changed_tensors(self):
+        return [
+            slot.name
+            for slot in self.layout.read
+            if not torch.equal(self.memory[slot.offset : slot.end], self.image[slot.offset : slot.end])
+        ]
+
+    def _changed_gaps(self):
+        byte = PATTERNS[self._pattern]
+        found = []
+        for gap in self._gaps:
+            where = (self.memory[gap.start : gap.end] != byte).nonzero()
+            if len(where):
+                found += gap.damage(int(where[0]), int(where[-1]))
+        return found
+
+
+def private_bytes(layout, spec_outputs, needs_float64):
+    """What a set takes outside the arena."""
+    outputs = 0
+    for _, shape, dtype in spec_outputs:
+        elements = 1
+        for extent in shape:
+            elements *= extent
+        outputs += elements * (dtype.itemsize + (8 if needs_float64 and dtype.is_floating_point else 0))
+    return layout.tail + outputs
+
+
+class ArgumentSets:
+    """The sets of the task that was begun last."""
+
+    def __init__(self, task, arena, scratch_bytes, wanted, available_memory):
+        layout = Layout(task.read_tensors(), task.written_tensors(), scratch_bytes, arena.red_zone)
+        private = private_bytes(layout, task.written_tensors(), task.policy.needs_float64)
+        count = min(wanted, self._room(layout, private, arena, task, available_memory))
+        self.task = task
+        arena.reserve(layout.size * count)
+        state = [tensor for _, tensor in task.state]
+        self.sets = [
+            ArgumentSet(layout, layout.size * position, arena, state) for position in range(count)
+        ]
+
+    @staticmethod
+    def _room(layout, private, arena, task, available_memory):
+        """How many sets fit, beside what a forward needs for itself."""
+        if not arena.fits(layout.size):
+            raise Refusal(
+                "memory",
+                f"one set takes {layout.size} bytes, more than the arena's limit of {arena.limit}",
+                "ask for less scratch memory, or raise --arena-limit",
+            )
+        free = max(0, available_memory - task.forward_bytes)
+        # A larger block is made before the one in hand can be freed.
+        in_hand = min(arena.capacity // layout.size, free // private)
+        return max(1, in_hand, min(arena.limit // layout.size, free // (layout.size + private)))
+
+    def __getitem__(self, position):
+        if not (isinstance(position, int) and 0 <= position < len(self.sets)):
+            raise Refusal("internal", f"there is no set {position!r}: there are {len(self.sets)}")
+        return self.sets[position]

@@ -1,0 +1,46 @@
+"""The float64 twin of a model: the same forward with every floating-point number in double precision.
+
+Converting weights and inputs is not enough, since code that says `.float()` or `dtype=torch.bfloat16` would round in
+the middle. So while the twin runs, whatever asks for a smaller float type gets float64.
+"""
+
+import copy
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_SMALLER = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class _InFloat64(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if kwargs.get("dtype") in _SMALLER:
+            kwargs = {**kwargs, "dtype": torch.float64}
+        return function(*args, **kwargs)
+
+
+def widen(value):
+    if isinstance(value, torch.Tensor) and value.dtype in _SMALLER:
+        return value.double()
+    return value
+
+
+class Twin:
+    def __init__(self, model, collect):
+        self._model = copy.deepcopy(model).double()
+        self._buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
+        self._collect = collect
+
+    def forward(self, values):
+        """The outputs in float64; those that are no floats as they are."""
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            with _InFloat64():
+                outputs = self._collect(self._model(*[widen(value) for value in values]))
+        finally:
+            torch.set_default_dtype(default)
+        for buffer, before in self._buffers:
+            buffer.copy_(before)
+        return outputs

@@ -1,0 +1,318 @@
+"""Comparing a candidate's output with what was expected of it.
+
+Everything is computed where the tensors are, in chunks so that a large output needs no multiple of itself, and ends in
+one row of numbers for each chunk; all rows of a set come to the host together. `Expectation` is made at a draw,
+`measure` starts the comparison, `Verdict` reads its rows.
+"""
+
+import math
+
+import torch
+from element_types import bits, pattern_word
+from policy import TOLERANCE, multiple
+from refusal import unsupported
+
+CHUNK = 1 << 24
+WRONG_SPECIAL = 1e300
+"""The error of an element that should be NaN or infinite and is something else. Larger than any real one."""
+
+
+def chunks(total):
+    return [(start, min(start + CHUNK, total)) for start in range(0, total, CHUNK)]
+
+
+def row(*values):
+    return torch.stack([value.reshape(()).to(torch.float64) for value in values])
+
+
+class Expectation:
+    """What one output should be.
+
+    `target` is NaN wherever eager (or the float64 forward) is not finite; there, the answer must be eager's.
+    """
+
+    def __init__(self, policy, name, eager, reference):
+        self.name = name
+        self.shape = tuple(eager.shape)
+        self.dtype = eager.dtype
+        self.exact = not eager.dtype.is_floating_point
+        self.total = eager.numel()
+        self.eager = bits(eager.contiguous()) if self.exact else eager.contiguous().reshape(-1)
+        self.elementwise = policy.name == "paper" and not self.exact
+        self._reference = None if self.exact or self.elementwise else reference.contiguous().reshape(-1)
+        self._rows = [self._describe(start, stop) for start, stop in chunks(self.total)]
+
+    def target(self, start, stop):
+        if self._reference is not None:
+            return self._reference[start:stop]
+        target = self.eager[start:stop].double()
+        return torch.where(target.isfinite(), target, math.nan) if self.irregular else target
+
+    def _describe(self, start, stop):
+        """Facts on a chunk; also hides what is not finite from `target`."""
+        eager = self.eager[start:stop]
+        if self.exact:
+            nothing = eager.new_zeros((), dtype=torch.float64)
+            return row(nothing, nothing, nothing, nothing, nothing, eager.any())
+        wide = eager.double()
+        if self._reference is None:
+            irregular = wide.isfinite().logical_not_().sum()
+            return row(irregular, *[wide.new_zeros(())] * 4, eager.any())
+        target = self._reference[start:stop]
+        irregular = ((wide - target).isfinite()).logical_not_()
+        target.masked_fill_(irregular, math.nan)
+        error = (wide - target).masked_fill_(irregular, 0.0)
+        known = target.masked_fill(irregular, 0.0)
+        return row(
+            irregular.sum(),
+            torch.linalg.vector_norm(error),
+            torch.linalg.vector_norm(error, math.inf),
+            torch.linalg.vector_norm(known),
+            torch.linalg.vector_norm(known, math.inf),
+            eager.any(),
+        )
+
+    def pending(self):
+        """Rows that `settle` wants as numbers."""
+        return self._rows
+
+    def settle(self, rows):
+        """Takes the numbers of `pending`; from here on the yardsticks are known."""
+        self._rows = []
+        columns = list(zip(*rows, strict=True))
+        self.irregular = int(sum(columns[0]))
+        self.nonzero = any(columns[5])
+        regular = max(1, self.total - self.irregular)
+        self.error_rms = math.hypot(*columns[1]) / math.sqrt(regular)
+        self.error_max = max(columns[2])
+        self.rms = math.hypot(*columns[3]) / math.sqrt(regular)
+        self.largest = max(columns[4])
+        self._set_limits()
+
+    def _set_limits(self):
+        if self.exact or self.elementwise:
+            self.allowed_rms = self.allowed_max = 0.0 if self.exact else None
+            return
+        epsilon = torch.finfo(self.dtype).eps
+        times = multiple(self.dtype)
+        self.allowed_rms = times * max(self.error_rms, epsilon * self.rms)
+        self.allowed_max = times * max(self.error_max, epsilon * self.largest)
+
+    def check_yardstick(self):
+        """A float64 forward that says something else than eager is no yardstick: anything would pass."""
+        limit = 0.5 if multiple(self.dtype) == 4 else 0.1
+        if not (self.exact or self.elementwise) and self.error_rms > limit * self.rms:
+            share = self.error_rms / self.rms if self.rms else math.inf
+            raise unsupported(
+                f"its float64 forward differs from eager by {share:.0%} in {self.name}: there is no yardstick",
+                "use the policy paper",
+            )
+
+
+def expect(policy, names, eager, references):
+    """Expectations of all outputs, with one wait for the device."""
+    expectations = [
+        Expectation(policy, name, output, reference)
+        for name, output, reference in zip(names, eager, references, strict=True)
+    ]
+    fetched = fetch([row for expectation in expectations for row in expectation.pending()])
+    for expectation in expectations:
+        count = len(expectation.pending())
+        expectation.settle(fetched[:count])
+        del fetched[:count]
+    return expectations
+
+
+def fetch(rows):
+    """Rows of any lengths as lists of numbers: the one wait for the device."""
+    lengths = [len(row) for row in rows]
+    numbers = torch.cat(rows).tolist() if rows else []
+    result = []
+    for length in lengths:
+        result.append(numbers[:length])
+        del numbers[:length]
+    return result
+
+
+class Measurement:
+    """One output under comparison: rows of numbers, and which elements still hold the poison."""
+
+    def __init__(self, expectation, got, pattern_byte=None, earlier=None):
+        self.expectation = expectation
+        self.held = None
+        flat = got.reshape(-1)
+        # Poison in a boolean is no boolean, which torch's own operators don't expect.
+        self._bits = bits(flat)
+        self._got = self._bits if expectation.exact else flat
+        self._word = None if pattern_byte is None else pattern_word(got.dtype, pattern_byte)
+        self._earlier = earlier
+        held = [self._compare_poison(start, stop) for start, stop in chunks(expectation.total)]
+        self.rows = [
+            torch.cat([self._compare(start, stop), counts])
+            for (start, stop), counts in zip(chunks(expectation.total), held, strict=True)
+        ]
+
+    def _compare(self, start, stop):
+        compare = self._compare_exact if self.expectation.exact else self._compare_float
+        return compare(self._got[start:stop], start, stop)
+
+    def _compare_exact(self, got, start, stop):
+        expected = self.expectation.eager[start:stop]
+        wrong = got != expected
+        where = wrong.view(torch.uint8).argmax().reshape(1)
+        got_there, expected_there = got.take(where).double(), expected.take(where).double()
+        count = wrong.sum()
+        error = (got_there - expected_there).abs()
+        nothing = torch.zeros_like(error)
+        return row(count, nothing, error, where, error, got_there, expected_there, nothing, got.any())
+
+    def _compare_float(self, got, start, stop):
+        target = self.expectation.target(start, stop)
+        error = (got.double() - target).abs_()
+        if self.expectation.irregular:
+            self._excuse_irregular(error, target, got, start, stop)
+        error.nan_to_num_(nan=math.inf, posinf=math.inf)
+        if self.expectation.elementwise:
+            excess = error - (target.abs().nan_to_num_(nan=0.0) * TOLERANCE + TOLERANCE)
+            wrong = excess > 0
+        else:
+            excess = error
+            wrong = error > self.expectation.allowed_max
+        worst, where = excess.max(0)
+        where = where.reshape(1)
+        return row(
+            wrong.sum(),
+            error.isinf().sum(),
+            worst,
+            where,
+            error.take(where),
+            got.take(where),
+            target.take(where),
+            torch.linalg.vector_norm(error),
+            got.any(),
+        )
+
+    def _excuse_irregular(self, error, target, got, start, stop):
+        """Where the target is not finite, the answer is right if it is eager's, or as near as `paper` asks."""
+        eager = self.expectation.eager[start:stop]
+        right = (got == eager) | (got.isnan() & eager.isnan())
+        right |= eager.isfinite() & ((got - eager).abs() <= TOLERANCE + TOLERANCE * eager.abs())
+        irregular = target.isnan()
+        error.masked_fill_(irregular & right, 0.0)
+        error.masked_fill_(irregular & ~right, WRONG_SPECIAL)
+
+    def _compare_poison(self, start, stop):
+        """How many elements hold the pattern; with an earlier run's mask, how many did so in both, and the first."""
+        if self._word is None:
+            return self._bits.new_zeros(3, dtype=torch.float64)
+        held = self._bits[start:stop] == self._word
+        if self.held is None:
+            self.held = []
+        self.held.append(held)
+        if self._earlier is None:
+            return row(held.sum(), *[held.new_zeros(())] * 2)
+        both = held & self._earlier[len(self.held) - 1]
+        return row(held.sum(), both.sum(), both.view(torch.uint8).argmax())
+
+
+class Verdict:
+    """What the rows of a measurement say."""
+
+    def __init__(self, expectation, rows, knows_unwritten):
+        self.expectation = expectation
+        self.mismatched = int(sum(row[0] for row in rows))
+        self.nonfinite = int(sum(row[1] for row in rows))
+        regular = max(1, expectation.total - expectation.irregular)
+        self.error_rms = math.hypot(*[row[7] for row in rows]) / math.sqrt(regular)
+        self.zeros = expectation.nonzero and not any(row[8] for row in rows)
+        self.held = int(sum(row[9] for row in rows))
+        self.unwritten = int(sum(row[10] for row in rows)) if knows_unwritten else None
+        self._first_unwritten = self._first(rows) if self.unwritten else None
+        self._worst_chunk = max(range(len(rows)), key=lambda chunk: rows[chunk][2])
+        self._worst_row = rows[self._worst_chunk]
+
+    @staticmethod
+    def _first(rows):
+        return next(int(row[11]) + CHUNK * chunk for chunk, row in enumerate(rows) if row[10])
+
+    @property
+    def within(self):
+        """Whether the policy's tolerance would let it pass."""
+        limit = self.expectation.allowed_rms
+        return self.mismatched == 0 and self.nonfinite == 0 and (limit is None or self._rms_is_within(limit))
+
+    def _rms_is_within(self, limit):
+        return self.expectation.exact or self.error_rms <= limit
+
+    @property
+    def reason(self):
+        if self.unwritten:
+            return "unwritten"
+        if self.nonfinite:
+            return "nonfinite"
+        if self.zeros:
+            return "zeros"
+        return None if self.within else "values"
+
+    def worst(self):
+        if self._worst_row[4] == 0.0 and self.mismatched == 0:
+            return None
+        _, _, _, where, error, got, expected = self._worst_row[:7]
+        allowed = self.expectation.allowed_max
+        if self.expectation.elementwise:
+            allowed = TOLERANCE + TOLERANCE * abs(expected)
+        return {
+            "index": index_of(int(where) + CHUNK * self._worst_chunk, self.expectation.shape),
+            "expected": finite(expected),
+            "got": finite(got),
+            "got_text": repr(got),
+            "error": finite(error),
+            "allowed": finite(allowed),
+        }
+
+    def facts(self):
+        expectation = self.expectation
+        reason = self.reason
+        strict = not (expectation.exact or expectation.elementwise)
+        first = self._first_unwritten
+        return {
+            "name": expectation.name,
+            "pass": reason is None,
+            "reason": reason,
+            "mismatched": self.mismatched,
+            "total": expectation.total,
+            "worst": self.worst(),
+            "nonfinite": self.nonfinite,
+            "held": self.held,
+            "unwritten": self.unwritten,
+            "first_unwritten": None if first is None else index_of(first, expectation.shape),
+            "error_rms": None if expectation.exact else finite(self.error_rms),
+            "reference_error_rms": expectation.error_rms if strict else None,
+            "allowed_rms": expectation.allowed_rms if strict else None,
+        }
+
+
+def finite(number):
+    """JSON has no NaN and no infinity."""
+    return number if math.isfinite(number) and abs(number) < WRONG_SPECIAL else None
+
+
+def index_of(flat, shape):
+    index = []
+    for extent in reversed(shape):
+        index.append(flat % extent)
+        flat //= extent
+    return index[::-1]
+
+
+def would_pass(expectations, answers):
+    """Whether the policy's tolerance lets these answers pass, zeros or not. For screening."""
+    pairs = zip(expectations, answers, strict=True)
+    measurements = [Measurement(expectation, answer) for expectation, answer in pairs]
+    fetched = fetch([row for measurement in measurements for row in measurement.rows])
+    for measurement in measurements:
+        count = len(measurement.rows)
+        if not Verdict(measurement.expectation, fetched[:count], False).within:
+            return False
+        del fetched[:count]
+    return True

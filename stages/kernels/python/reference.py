@@ -1,0 +1,458 @@
+"""The trusted side of an evaluation: it has torch, the task, its inputs and the right answers, and judges.
+
+    python reference.py --socket PATH --device cpu|cuda:N [--parent-pid P] [--arena-limit BYTES]
+
+imports torch without touching CUDA, listens, prints one line `{"ready": true, "torch", "cuda", "python", "device"}`,
+and forks a worker for each connection: importing takes seconds, a fork milliseconds. It ends when its stdin closes (so
+don't start it with /dev/null), and its workers end with it; a worker ends with its connection, and its crash costs
+nobody else anything. Nothing of a candidate ever runs here. Task code does: what it prints goes to stderr.
+
+Messages are JSON lines. A worker first sends `{"hello": {"pid"}}`; then each request gets one reply, `{"ok": {…}}` or
+`{"error": {"kind", "message", "hint", "line"}}`, in order (kinds: refusal.py). Numbers that are NaN or infinite are
+`null`. A worker is one thread and answers nothing while task code runs: a time limit is the caller's, who kills the
+pid. A worker whose GPU context an error has spoilt replies and ends.
+
+| do | fields, with what they are if left out | reply |
+|---|---|---|
+| `task` | the task's fields | `spec` (TaskSpec), `eager_ms`, `device`, `fixed_inputs` (those that never vary) |
+| `begin` | `task`, `seed` (64 bits in hex), `scratch_bytes` = 0, `sets` = 1 | `arena`, `sets` |
+| `draw` | `set` = 0, `trial` = the last, `pattern` = 0 or 1, `again` = false, `quick` = false (the next judgement is quick_look.py's, where that finds all well) | nothing; the set is filled |
+| `judge` | `set` = 0 | `outputs`, `inputs_changed`, `red_zones` |
+| `prepare` | `which`, `cache` = null, `task` = the begun one | `seconds`, `cache`, `error` |
+| `time` | `which`, `set` = 0 | `ms`, `hidden` (whether the spin hid all launches) |
+| `kernels` | `which`, `task` = the begun one | `kernel_ms`, `kernels` (how many) |
+| `screen` | `task` = the begun one | `passes`, `tried`, `failed`, `sensitivity`, `outputs`, `fixed_inputs`: screen.py |
+| `end` | | nothing; frees the sets and old arenas |
+
+- The task's fields: `code`, `name` = "task.py" (for messages), `set` = {} (constants to override), `protocol` =
+  `cuda-agent` (the model evaluates; `kernelbench`: it trains), `policy` = `strict` (policy.py), `seed` = 0 (of the
+  weights). `task` has them at its top level; elsewhere they are an object `task`. The last 16 tasks are kept, so that
+  sending one again costs nothing.
+- `which`: `eager`, `compile`, `autotune` (timing.py).
+- `arena`: `path` or `ipc_handle` (hex), `bytes`, `generation`. One of an older generation is freed at the `begin` or
+  `end` after the `begin` that replaced it: the runner must have closed it by then. On the CPU device its file is
+  removed, which leaves mappings intact.
+- `sets`: for each, `arguments`: [[offset, bytes], …] in the order of the ABI, and `scratch`: [offset, bytes].
+- `outputs`: for each, `name`, `pass`, `reason` (null, `unwritten`, `nonfinite`, `zeros`, `values`: the first that
+  holds), `mismatched` and `total` elements, `worst` (null where all is exact, else `index`, `expected`, `got`,
+  `got_text`, `error`, `allowed`), `nonfinite` (elements that are not finite where a number was expected), `held`
+  (that hold this run's poison), `unwritten` (that held it in both runs; null before the second), `first_unwritten`
+  (an index), `error_rms`, `reference_error_rms` (eager's own), `allowed_rms`: the last three null where the policy
+  has no use for them.
+- `red_zones`: `near` (a tensor, or "scratch"), `side` ("before" or "after") and `offset` of the nearest byte that was
+  written, counted from 0 at the tensor's end, or from 1 backwards at its start.
+"""
+
+import argparse
+import collections
+import ctypes
+import hashlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+
+# Before numpy and torch: a pool of threads would not survive the forks.
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, os.environ.get("CUDA_AGENT_THREADS", "1"))
+# torch then counts GPUs without starting CUDA, which would not survive the forks either.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+import arena as arenas  # noqa: E402
+import inputs  # noqa: E402
+import screen  # noqa: E402
+import timing  # noqa: E402
+import torch  # noqa: E402
+import torch._dynamo  # noqa: E402  the first dispatch mode of a process imports it: seconds, better spent once
+from argument_sets import ArgumentSets  # noqa: E402
+from refusal import Refusal, first_line, is_memory_error, poisons_gpu  # noqa: E402
+from task import Task  # noqa: E402
+
+TASKS_KEPT = 16
+LONGEST_LINE = 1 << 30
+PR_SET_PDEATHSIG = 1
+
+
+class Fields:
+    """A request's fields, checked as they are read."""
+
+    def __init__(self, request):
+        self._request = request
+
+    def get(self, name, kind, default=...):
+        value = self._request.get(name, default)
+        if value is ...:
+            raise Refusal("internal", f"the request lacks the field {name}")
+        is_right = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+        if value is not default and not is_right:
+            raise Refusal("internal", f"the field {name} is {value!r}, not a {kind.__name__}")
+        return value
+
+    def count(self, name, default, least=0):
+        value = self.get(name, int, default)
+        if value < least:
+            raise Refusal("internal", f"the field {name} is {value}: at least {least}")
+        return value
+
+    def task(self):
+        return {
+            "code": self.get("code", str),
+            "name": self.get("name", str, "task.py"),
+            "set": self.get("set", dict, {}),
+            "protocol": self.get("protocol", str, "cuda-agent"),
+            "policy": self.get("policy", str, "strict"),
+            "seed": self.count("seed", 0),
+        }
+
+
+class Worker:
+    """Answers the requests of one connection."""
+
+    def __init__(self, device, arena_limit):
+        self.device = device
+        self.arena = arenas.Arena(device, arena_limit)
+        self._tasks = collections.OrderedDict()
+        self._timers = {}
+        self._sets = None
+        self._secret = 0
+        self._broken = None
+
+    def start_device(self):
+        """Makes the GPU's context, which takes a while, before the first request comes."""
+        if self.device.type != "cuda":
+            return
+        try:
+            torch.cuda.set_device(self.device)
+            torch.cuda.synchronize()
+        except Exception as error:
+            self._broken = f"{self.device} can't be used: {first_line(error)}"
+
+    def handle(self, request):
+        if self._broken is not None:
+            raise Refusal("internal", self._broken, "does nvidia-smi list the GPU?")
+        if not isinstance(request, dict):
+            raise Refusal("internal", "a request is an object")
+        action = ACTIONS.get(str(request.get("do")))
+        if action is None:
+            raise Refusal("internal", f"there is no request {request.get('do')!r}", f"use {', '.join(ACTIONS)}")
+        try:
+            return action(self, Fields(request))
+        except Refusal as refusal:
+            if refusal.kind != "memory" or not self._drop_idle_tasks():
+                raise
+        return action(self, Fields(request))
+
+    def _drop_idle_tasks(self):
+        """Frees what is only kept for speed; whether that was anything."""
+        begun = self._sets.task if self._sets is not None else None
+        idle = [key for key, task in self._tasks.items() if task is not begun]
+        for key in idle:
+            self._forget(key)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return bool(idle)
+
+    def _forget(self, key):
+        task = self._tasks.pop(key)
+        self._timers.pop(task, None)
+        task.source.forget()
+
+    def _task(self, fields):
+        """The task with these fields, made now or before."""
+        key = hashlib.blake2b(json.dumps(fields, sort_keys=True).encode(), digest_size=16).digest()
+        if key not in self._tasks:
+            self._tasks[key] = Task(fields, self.device, self.arena)
+        self._tasks.move_to_end(key)
+        while len(self._tasks) > TASKS_KEPT:
+            self._forget(next(iter(self._tasks)))
+        return self._tasks[key]
+
+    def _named_or_begun_task(self, fields):
+        named = fields.get("task", dict, None)
+        if named is not None:
+            return self._task(Fields(named).task())
+        return self._begun().task
+
+    def _begun(self):
+        if self._sets is None:
+            raise Refusal("internal", "no sets: `begin` comes first")
+        return self._sets
+
+    def _timer(self, task):
+        if task not in self._timers:
+            self._timers[task] = timing.Timer(task, self.device)
+        return self._timers[task]
+
+    def do_task(self, fields):
+        task = self._task(fields.task())
+        return {
+            "spec": task.spec(),
+            "eager_ms": task.eager_ms,
+            "device": describe_device(self.device),
+            "fixed_inputs": task.fixed_inputs,
+        }
+
+    def do_begin(self, fields):
+        secret = parse_secret(fields.get("seed", str))
+        scratch, sets = fields.count("scratch_bytes", 0), fields.count("sets", 1, least=1)
+        self._sets = None
+        task = self._task(Fields(fields.get("task", dict)).task())
+        with task.running():
+            self._sets = ArgumentSets(task, self.arena, scratch, sets, available_memory(self.device))
+        self._secret = secret
+        return {"arena": self.arena.describe(), "sets": [each.describe() for each in self._sets.sets]}
+
+    def do_draw(self, fields):
+        sets = self._begun()
+        chosen = sets[fields.count("set", 0)]
+        trial, pattern = fields.count("trial", chosen.trial or 0), fields.count("pattern", 0)
+        if pattern > 1:
+            raise Refusal("internal", f"the field pattern is {pattern}, not 0 or 1")
+        again = fields.get("again", bool, False)
+        if again and chosen.trial != trial:
+            raise Refusal("internal", f"the last draw of this set was trial {chosen.trial}, not {trial}")
+        with sets.task.running():
+            if not again:
+                values = sets.task.draw(inputs.derive(self._secret, "inputs", trial))
+                sets.task.check_draw(values)
+                chosen.take_inputs(sets.task, values, trial, fields.get("quick", bool, False))
+            chosen.fill(pattern)
+        synchronize(self.device)
+        return {}
+
+    def do_judge(self, fields):
+        sets = self._begun()
+        with sets.task.running():
+            return sets[fields.count("set", 0)].judge()
+
+    def do_prepare(self, fields):
+        task = self._named_or_begun_task(fields)
+        return self._timer(task).prepare(fields.get("which", str), fields.get("cache", str, None))
+
+    def do_time(self, fields):
+        sets = self._begun()
+        chosen = sets[fields.count("set", 0)]
+        if chosen.values is None:
+            raise Refusal("internal", "nothing was drawn for this set")
+        return self._timer(sets.task).time(fields.get("which", str), chosen.values)
+
+    def do_kernels(self, fields):
+        return self._timer(self._named_or_begun_task(fields)).kernels(fields.get("which", str))
+
+    def do_screen(self, fields):
+        return screen.screen(self._named_or_begun_task(fields))
+
+    def do_end(self, _fields):
+        self._sets = None
+        self.arena.release_retired()
+        if self.device.type == "cuda":
+            # The runner, or another worker, may need what torch would keep in stock.
+            torch.cuda.empty_cache()
+        return {}
+
+
+ACTIONS = {
+    "task": Worker.do_task,
+    "begin": Worker.do_begin,
+    "draw": Worker.do_draw,
+    "judge": Worker.do_judge,
+    "prepare": Worker.do_prepare,
+    "time": Worker.do_time,
+    "kernels": Worker.do_kernels,
+    "screen": Worker.do_screen,
+    "end": Worker.do_end,
+}
+
+
+def parse_secret(text):
+    try:
+        return int(text, 16) & ((1 << 64) - 1)
+    except ValueError:
+        raise Refusal("internal", "the field seed is no hexadecimal number") from None
+
+
+def synchronize(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def available_memory(device):
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    with open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    raise Refusal("internal", "/proc/meminfo names no MemAvailable")
+
+
+def describe_device(device):
+    if device.type != "cuda":
+        return {"name": "cpu", "threads": torch.get_num_threads()}
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "l2_bytes": properties.L2_cache_size,
+        "multiprocessors": properties.multi_processor_count,
+        "compute_capability": [properties.major, properties.minor],
+    }
+
+
+def answer(worker, line):
+    """The reply to one line, whatever it is; and whether the worker can go on."""
+    try:
+        return {"ok": worker.handle(json.loads(line))}, True
+    except Refusal as refusal:
+        return {"error": refusal.reply()}, not refusal.ends_worker
+    except Exception as error:
+        kind = "memory" if is_memory_error(error) else "internal"
+        refusal = Refusal(kind, f"{type(error).__name__}: {first_line(error)}")
+        return {"error": refusal.reply()}, not poisons_gpu(error)
+
+
+def serve(connection, device, arena_limit):
+    """A worker's life."""
+    worker = Worker(device, arena_limit)
+    with connection, connection.makefile("rwb") as stream:
+        try:
+            send(stream, {"hello": {"pid": os.getpid()}})
+            worker.start_device()
+            goes_on = True
+            while goes_on and (line := stream.readline(LONGEST_LINE)):
+                reply, goes_on = answer(worker, line)
+                send(stream, reply)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        finally:
+            worker.arena.close()
+
+
+def send(stream, message):
+    stream.write(json.dumps(message, allow_nan=False).encode() + b"\n")
+    stream.flush()
+
+
+def die_with(parent):
+    """The kernel ends this process when its parent ends; one that has ended already is found by its absence."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        sys.exit("the parent has ended")
+
+
+def start_worker(listener, connection, device, arena_limit):
+    """Forks a worker; its process id."""
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        listener.close()
+        die_with(parent)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(2, 1)
+        set_threads(device)
+        serve(connection, device, arena_limit)
+        status = 0
+    except BaseException as error:
+        print(f"reference worker: {type(error).__name__}: {error}", file=sys.stderr)
+    finally:
+        os._exit(status)
+
+
+def set_threads(device):
+    """One thread where the CPU is the device; beside a GPU a few, for tasks that draw their inputs on the CPU."""
+    usual = 1 if device.type == "cpu" else min(8, os.cpu_count())
+    torch.set_num_threads(int(os.environ.get("CUDA_AGENT_THREADS", usual)))
+
+
+def import_gpu_compiler():
+    """What torch.compile needs for a GPU. Compiling anything here would start CUDA."""
+    import torch._inductor.codegen.triton
+    import torch._inductor.codegen.wrapper
+    import torch._inductor.compile_fx
+    import torch._inductor.graph
+    import torch._inductor.scheduler  # noqa: F401
+    import triton  # noqa: F401
+
+
+def reap(workers):
+    """Collects workers that have ended."""
+    for process in list(workers):
+        if os.waitpid(process, os.WNOHANG)[0] == process:
+            workers.remove(process)
+
+
+def end_all(workers):
+    for process in workers:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+
+
+def listen(path):
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(64)
+    return listener
+
+
+def supervise(listener, workers, device, arena_limit):
+    """Accepts connections until stdin closes."""
+    wake, wake_end = os.pipe()
+    os.set_blocking(wake_end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+    while True:
+        ready, _, _ = select.select([0, wake, listener], [], [])
+        if wake in ready:
+            os.read(wake, 4096)
+            reap(workers)
+        if 0 in ready and not os.read(0, 4096):
+            return
+        if listener in ready:
+            connection, _ = listener.accept()
+            with connection:
+                workers.add(start_worker(listener, connection, device, arena_limit))
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--parent-pid", type=int)
+    parser.add_argument("--arena-limit", type=int)
+    return parser.parse_args()
+
+
+def main():
+    arguments = parse_arguments()
+    die_with(arguments.parent_pid)
+    if arguments.device != "cpu":
+        import_gpu_compiler()
+    listener = listen(arguments.socket)
+    ready = {
+        "ready": True,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": sys.version.split()[0],
+        "device": arguments.device,
+    }
+    print(json.dumps(ready), flush=True)
+    workers = set()
+    try:
+        supervise(listener, workers, torch.device(arguments.device), arguments.arena_limit)
+    finally:
+        end_all(workers)
+        os.unlink(arguments.socket)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""For tests: starts a reference, talks to it, and plays the candidate by writing into the arena as a runner does."""
+
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+
+import arena
+import element_types
+import torch
+
+HERE = pathlib.Path(__file__).resolve().parent
+TYPES = {name: dtype for dtype, name in element_types.NAMES.items()}
+
+
+class Failure(Exception):
+    """An error reply."""
+
+    def __init__(self, error):
+        super().__init__(error["message"])
+        self.kind, self.hint, self.line = error["kind"], error["hint"], error["line"]
+
+
+class Reference:
+    """The process. Its end is that of the `with` block."""
+
+    def __init__(self, device="cpu", *options):
+        self._folder = tempfile.TemporaryDirectory()
+        self.path = os.path.join(self._folder.name, "socket")
+        command = [sys.executable, str(HERE / "reference.py"), "--socket", self.path, "--device", device]
+        command += ["--parent-pid", str(os.getpid()), *options]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.ready = json.loads(self.process.stdout.readline())
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(20)
+        self.process.stdout.close()
+        self._folder.cleanup()
+
+    def connect(self):
+        return contextlib.closing(Connection(self.path))
+
+
+class Connection:
+    """One worker."""
+
+    def __init__(self, path):
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(path)
+        self._stream = self._socket.makefile("rwb")
+        self.pid = self._read()["hello"]["pid"]
+
+    def close(self):
+        self._stream.close()
+        self._socket.close()
+
+    def _read(self):
+        line = self._stream.readline()
+        if not line:
+            raise EOFError("the worker has ended")
+        return json.loads(line)
+
+    def send_line(self, line):
+        self._stream.write(line + b"\n")
+        self._stream.flush()
+        return self._read()
+
+    def ask(self, do, **fields):
+        reply = self.send_line(json.dumps({"do": do, **fields}).encode())
+        if "error" in reply:
+            raise Failure(reply["error"])
+        return reply["ok"]
+
+    def begin(self, task, seed="0123456789abcdef", **fields):
+        """Learns a task and begins: the sets as a runner sees them."""
+        spec = self.ask("task", **task)["spec"]
+        reply = self.ask("begin", task=task, seed=seed, **fields)
+        memory = open_arena(reply["arena"])
+        return [CandidateSet(self, number, spec, memory, each) for number, each in enumerate(reply["sets"])]
+
+
+class CandidateSet:
+    """A set of arguments, as the candidate has it."""
+
+    def __init__(self, connection, number, spec, memory, described):
+        self._connection = connection
+        self.number = number
+        self.spec = spec
+        self.memory = memory
+        self.arguments = described["arguments"]
+        self.scratch = described["scratch"]
+        tensors = spec["inputs"] + spec["parameters"] + spec["buffers"] + spec["outputs"]
+        self.tensors = {
+            tensor["name"]: self._view(tensor, *place) for tensor, place in zip(tensors, self.arguments, strict=True)
+        }
+
+    def _view(self, tensor, offset, size):
+        return self.memory[offset : offset + size].view(TYPES[tensor["dtype"]]).view(tensor["shape"])
+
+    def __getitem__(self, name):
+        return self.tensors[name]
+
+    def place(self, name):
+        return self.arguments[list(self.tensors).index(name)]
+
+    def draw(self, trial=0, pattern=0, again=False):
+        self._connection.ask("draw", set=self.number, trial=trial, pattern=pattern, again=again)
+
+    def judge(self):
+        if self.memory.is_cuda:
+            torch.cuda.synchronize()
+        return self._connection.ask("judge", set=self.number)
+
+    def run(self, candidate, trial=0):
+        """Both patterns on one trial's inputs, as the evaluator does; the facts after the second."""
+        self.draw(trial, 0)
+        candidate(self)
+        self.judge()
+        self.draw(trial, 1, again=True)
+        candidate(self)
+        return self.judge()
+
+
+def open_arena(described):
+    if "path" in described:
+        descriptor = os.open(described["path"], os.O_RDWR)
+        try:
+            return torch.frombuffer(mmap.mmap(descriptor, described["bytes"]), dtype=torch.uint8)
+        finally:
+            os.close(descriptor)
+    return open_on_gpu(described)
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = [("reserved", ctypes.c_ubyte * 64)]
+
+
+def open_on_gpu(described):
+    torch.cuda.init()
+    library = ctypes.CDLL(arena.CudaRuntime._loaded_path())
+    handle = _Handle.from_buffer_copy(bytes.fromhex(described["ipc_handle"]))
+    address = ctypes.c_void_p()
+    lazily_enable_peer_access = 1
+    status = library.cudaIpcOpenMemHandle(ctypes.byref(address), handle, lazily_enable_peer_access)
+    assert status == 0, f"cudaIpcOpenMemHandle: {status}"
+    return torch.as_tensor(arena._RawMemory(address.value, described["bytes"]), device="cuda")
+
+
+def make_task(code, policy="strict", protocol="cuda-agent", overrides=None):
+    return {"code": code, "name": "task.py", "set": overrides or {}, "protocol": protocol, "policy": policy}
+
+
+def model(forward, inputs, init="pass", init_inputs="[]", init_arguments="", constants=""):
+    """A task's file, from its parts."""
+    return f"""\
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+{constants}
+class Model(nn.Module):
+    def __init__(self{', ' + init_arguments if init_arguments else ''}):
+        super().__init__()
+        {init}
+    def forward(self, {forward.split(':', 1)[0]}):
+        {forward.split(':', 1)[1].strip()}
+def get_inputs():
+    return {inputs}
+def get_init_inputs():
+    return {init_inputs}
+"""

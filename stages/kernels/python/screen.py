@@ -1,0 +1,222 @@
+"""What a task would let pass that does not compute it.
+
+Each degenerate answer is compared under the task's own policy with what was expected. The names of those that pass:
+
+| name | the answer |
+|---|---|
+| `zeros`, `ones`, `mean` | a constant; `mean` is the expected output's |
+| `half` | the first half right, zeros after it |
+| `stale` | right for other inputs |
+| `copy:x` | the input x, where it has the output's shape |
+| `without:x` | right, had the input x another draw's values; or the weight x its own mean everywhere |
+| `identity:mul#3` | one operator left out: here the fourth one counted, a `mul` |
+| `float16`, `bfloat16` | the same forward in half precision |
+| `tf32` | the same forward with TF32 products (on a GPU) |
+
+`sensitivity` says how much `without:x` changes the outputs: the rms of the difference over the rms of the output.
+"""
+
+import copy
+
+import inputs
+import judge
+import torch
+from refusal import first_line
+from task import WEIGHTS_SECRET
+from torch.utils._python_dispatch import TorchDispatchMode
+
+MOST_OPERATORS = 64
+MOST_WEIGHTS = 64
+
+
+def screen(task):
+    with task.running():
+        return Screening(task).report()
+
+
+class Screening:
+    def __init__(self, task):
+        self._task = task
+        self._values, self._other = [task.draw(inputs.derive(WEIGHTS_SECRET, "screen", trial)) for trial in (0, 1)]
+        self._outputs = task.forward(self._values)
+        self._expectations = task.expect(self._values)
+        self._passes, self._tried, self._failed, self._sensitivity = [], [], {}, {}
+
+    def report(self):
+        self._constants()
+        self._copies()
+        self._inputs()
+        self._weights()
+        self._operators()
+        self._precisions()
+        return {
+            "passes": self._passes,
+            "tried": self._tried,
+            "failed": self._failed,
+            "sensitivity": self._sensitivity,
+            "outputs": [
+                describe(name, output) for name, output in zip(self._task.output_names, self._outputs, strict=True)
+            ],
+            "fixed_inputs": self._task.fixed_inputs,
+        }
+
+    def _try(self, name, answers):
+        self._tried.append(name)
+        converted = [
+            answer.to(output.dtype).contiguous() for answer, output in zip(answers, self._outputs, strict=True)
+        ]
+        if judge.would_pass(self._expectations, converted):
+            self._passes.append(name)
+
+    def _try_running(self, name, function):
+        """An answer that may not be computable: torch lacks some operators in half precision."""
+        try:
+            answers = function()
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            self._failed[name] = f"{type(error).__name__}: {first_line(error)}"
+            return None
+        if [answer.shape for answer in answers] != [output.shape for output in self._outputs]:
+            self._failed[name] = "other shapes"
+            return None
+        self._try(name, answers)
+        return answers
+
+    def _constants(self):
+        self._try("zeros", [torch.zeros_like(output) for output in self._outputs])
+        self._try("ones", [torch.ones_like(output) for output in self._outputs])
+        self._try("mean", [torch.full_like(output, mean(output)) for output in self._outputs])
+        self._try("half", [half(output) for output in self._outputs])
+
+    def _copies(self):
+        self._try("stale", self._task.forward(self._other))
+        for name, value in self._named_inputs():
+            if all(value.shape == output.shape for output in self._outputs):
+                self._try(f"copy:{name}", [value] * len(self._outputs))
+
+    def _named_inputs(self):
+        tensors = [value for value in self._values if isinstance(value, torch.Tensor)]
+        return zip(self._task.input_names, tensors, strict=True)
+
+    def _inputs(self):
+        positions = [place for place, value in enumerate(self._values) if isinstance(value, torch.Tensor)]
+        for name, position in zip(self._task.input_names, positions, strict=True):
+            if name in self._task.fixed_inputs:
+                continue
+            values = list(self._values)
+            values[position] = self._other[position]
+            self._try_without(name, lambda values=values: self._task.forward(values))
+
+    def _weights(self):
+        """Parameters, and buffers that the forward leaves alone."""
+        tensors = [*self._task.model.named_parameters(), *self._task.model.named_buffers()]
+        for name, tensor in tensors[:MOST_WEIGHTS]:
+            if tensor.is_floating_point() and tensor.numel() > 0:
+                self._try_without(name, lambda tensor=tensor: self._with_mean(tensor))
+
+    def _with_mean(self, tensor):
+        before = tensor.detach().clone()
+        try:
+            # A value that is the same everywhere already stands for its absence where it is 0 or 1.
+            tensor.data.fill_(before.double().mean().item())
+            return self._task.forward(self._values)
+        finally:
+            tensor.data.copy_(before)
+
+    def _try_without(self, name, function):
+        answers = self._try_running(f"without:{name}", function)
+        if answers is not None:
+            pairs = zip(answers, self._outputs, strict=True)
+            self._sensitivity[name] = max(relative_change(answer, output) for answer, output in pairs)
+
+    def _operators(self):
+        watcher = LeaveOut(None)
+        with watcher:
+            self._task.forward(self._values)
+        for position, name in enumerate(watcher.names[:MOST_OPERATORS]):
+            self._try_running(f"identity:{name}#{position}", lambda position=position: self._leave_out(position))
+
+    def _leave_out(self, position):
+        with LeaveOut(position):
+            return self._task.forward(self._values)
+
+    def _precisions(self):
+        for name, dtype in (("float16", torch.float16), ("bfloat16", torch.bfloat16)):
+            if any(output.dtype in (torch.float32, torch.float64) for output in self._outputs):
+                self._try_running(name, lambda dtype=dtype: self._in_half(dtype))
+        if self._task.device.type == "cuda" and self._task.policy.name != "tf32":
+            self._try_running("tf32", self._in_tf32)
+
+    def _in_half(self, dtype):
+        model = copy.deepcopy(self._task.model).to(dtype)
+        values = [narrow(value, dtype) for value in self._values]
+        return self._task.collect(model(*values))
+
+    def _in_tf32(self):
+        try:
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+            return self._task.forward(self._values)
+        finally:
+            self._task.policy.apply()
+
+
+class LeaveOut(TorchDispatchMode):
+    """Counts the operators that could be left out (output and first argument alike), and leaves out one of them."""
+
+    def __init__(self, position):
+        super().__init__()
+        self._position = position
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {})) if not self._is_next_in_place(function, args) else args[0]
+        if not (self._could_go(function, args) and alike(args[0], result)):
+            return result
+        self.names.append(function.overloadpacket.__name__)
+        return args[0].clone() if self._position == len(self.names) - 1 else result
+
+    def _is_next_in_place(self, function, args):
+        in_place = function.overloadpacket.__name__.endswith("_") and self._could_go(function, args)
+        return in_place and self._position == len(self.names)
+
+    @staticmethod
+    def _could_go(function, args):
+        copies = function.overloadpacket.__name__ in ("clone", "detach", "_to_copy")
+        return bool(args) and isinstance(args[0], torch.Tensor) and not function.is_view and not copies
+
+
+def alike(one, other):
+    return isinstance(other, torch.Tensor) and one.shape == other.shape and one.dtype == other.dtype
+
+
+def narrow(value, dtype):
+    is_wide = isinstance(value, torch.Tensor) and value.dtype in (torch.float32, torch.float64)
+    return value.to(dtype) if is_wide else value
+
+
+def mean(output):
+    value = output.double().mean().item()
+    return value if output.is_floating_point() else bool(value >= 0.5) if output.dtype == torch.bool else round(value)
+
+
+def half(output):
+    flat = output.clone(memory_format=torch.contiguous_format).reshape(-1)
+    flat[flat.numel() // 2 :] = 0
+    return flat.view(output.shape)
+
+
+def relative_change(answer, output):
+    rms = output.double().square().mean().sqrt().item()
+    change = (answer.double() - output.double()).square().mean().sqrt().item()
+    return judge.finite(change / rms) if rms else judge.finite(change) or 0.0
+
+
+def describe(name, output):
+    wide = output.double()
+    return {
+        "name": name,
+        "min": judge.finite(wide.min().item()),
+        "max": judge.finite(wide.max().item()),
+        "mean": judge.finite(wide.mean().item()),
+        "rms": judge.finite(wide.square().mean().sqrt().item()),
+        "zeros": (wide == 0).double().mean().item(),
+    }

@@ -1,0 +1,428 @@
+"""A task as the reference holds it: the model with its weights, the inputs' drawer, and what candidates are told.
+
+Loading a task runs its forward several times, to learn what the contract with candidates can't express, and to refuse
+that by name: random numbers, shapes that depend on data, outputs that are no tensors or alias an input.
+"""
+
+import contextlib
+import inspect
+import math
+import time
+
+import counting
+import inputs
+import judge
+import quick_look
+import torch
+from arena import check_fits
+from double_precision import Twin
+from element_types import NAMES, bits, is_plain, same_bits
+from policy import Policy
+from refusal import Refusal, blame, unsupported
+from task_source import is_number, load
+
+WEIGHTS_SECRET = 0x5EED
+PROTOCOLS = ("cuda-agent", "kernelbench")
+
+
+class Task:
+    """Made from the fields of a `task` request."""
+
+    def __init__(self, fields, device, arena):
+        self.device = device
+        self._arena = arena
+        # Of the last whole judgement; `None` before the first, and where eager was not finite.
+        self.limits = None
+        self._twin = None
+        self.policy = Policy(fields["policy"])
+        self._train = _is_train(fields["protocol"])
+        self.source = load(fields["code"], fields["name"], fields["set"])
+        with self.running():
+            self.model, self.init_constants = self._build(fields["seed"])
+            self.drawer = inputs.Drawer(self._get_inputs(), device)
+            self._study()
+
+    @contextlib.contextmanager
+    def running(self):
+        """The state of torch that the task's code runs in; its exceptions become refusals."""
+        self.policy.apply()
+        torch.set_default_dtype(self.source.default_dtype)
+        try:
+            with torch.no_grad():
+                yield
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            raise blame(error, self.source.filename) from error
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    def _get_inputs(self):
+        function = self.source.function("get_inputs")
+        if function is None:
+            raise Refusal("task", "the task defines no function get_inputs()")
+        return function
+
+    def _build(self, seed):
+        model_class = self.source.model_class()
+        arguments, named = _init_arguments(self.source)
+        model = _construct(model_class, arguments, named, inputs.derive(WEIGHTS_SECRET, "weights", seed), self.device)
+        model = model.to(self.device).train(self._train)
+        _check_state_is_registered(model)
+        return model, _argument_constants(model_class.__init__, arguments, named, skip=1)
+
+    # What loading finds out.
+
+    def _study(self):
+        first = self.draw(inputs.derive(WEIGHTS_SECRET, "study", 0))
+        second = self.draw(inputs.derive(WEIGHTS_SECRET, "study", 1))
+        self._study_inputs(first, second)
+        self._study_state()
+        # Before the first forward, which may take as much again as inputs that are far too large.
+        check_fits(self._arena, self.read_tensors(), [])
+        outputs = self._study_forward(first)
+        check_fits(self._arena, self.read_tensors(), self.written_tensors())
+        self._study_randomness(first, outputs)
+        others = self.forward(second)
+        if [output.shape for output in others] != self._output_shapes:
+            raise unsupported("the shape of an output depends on the data")
+        self._study_cost(first)
+        self.expect(first)
+
+    def _study_inputs(self, first, second):
+        names = _argument_names(self.model.forward, len(first))
+        self.input_names = [name for name, value in zip(names, first, strict=True) if _is_tensor(value)]
+        tensors = _tensors(first)
+        for name, tensor in zip(self.input_names, tensors, strict=True):
+            _check_type(name, tensor)
+        self._input_shapes = _shapes(tensors)
+        self._fixed_values = {position: value for position, value in enumerate(first) if not _is_tensor(value)}
+        self.forward_constants = {}
+        for position, value in self._fixed_values.items():
+            self._study_fixed_value(names[position], value)
+        self.check_draw(second)
+        pairs = zip(self.input_names, tensors, _tensors(second), strict=True)
+        self.fixed_inputs = [name for name, one, other in pairs if same_bits(one, other)]
+
+    def _study_fixed_value(self, name, value):
+        if is_number(value):
+            self.forward_constants[name] = value
+        elif value is not None and not isinstance(value, (str, torch.dtype)) and not _is_numbers(value):
+            raise unsupported(f"the argument {name} of forward is a {type(value).__name__}: only tensors and numbers")
+
+    def _study_state(self):
+        """Weights, and copies of buffers, which a forward may change."""
+        parameters = [(name, value.detach()) for name, value in self.model.named_parameters()]
+        self.parameter_names = [name for name, _ in parameters]
+        self.buffer_names = [name for name, _ in self.model.named_buffers()]
+        self._versions = [(name, value, value._version) for name, value in self.model.named_parameters()]
+        self._buffer_homes = [_Buffer(self.model, name) for name in self.buffer_names]
+        buffers = [(home.name, home.before) for home in self._buffer_homes]
+        for name, value in parameters + buffers:
+            _check_type(name, value)
+        self.state = [(name, value.contiguous()) for name, value in parameters + buffers]
+
+    def _study_forward(self, values):
+        """The first forward: what it changes, and what it gives."""
+        self._changed_buffers, self._changes_inputs = [], False
+        copies = [value.clone() if _is_tensor(value) else value for value in values]
+        outputs = self.collect(self.model(*copies))
+        _check_outputs(outputs, copies, self.input_names, self.model)
+        self._changes_inputs = any(
+            not same_bits(copy, value) for copy, value in zip(copies, values, strict=True) if _is_tensor(value)
+        )
+        self._changed_buffers = [home for home in self._buffer_homes if home.is_changed()]
+        self.restore()
+        for name, parameter, version in self._versions:
+            if parameter._version != version:
+                raise unsupported(f"forward changes the parameter {name}")
+        self.output_names = ["out"] if len(outputs) == 1 else [f"out{position}" for position in range(len(outputs))]
+        for name, output in zip(self.output_names, outputs, strict=True):
+            _check_type(name, output)
+        self._output_shapes = [output.shape for output in outputs]
+        self._output_types = [output.dtype for output in outputs]
+        return outputs
+
+    def _study_randomness(self, values, outputs):
+        """Other seeds must not change the answer. Atomic additions may, a little, and leave the generators alone."""
+        inputs.seed_everything(1)
+        before = self._generators()
+        again = self.forward(values)
+        untouched = all(torch.equal(one, other) for one, other in zip(before, self._generators(), strict=True))
+        for name, one, other in zip(self.output_names, outputs, again, strict=True):
+            if not same_bits(one, other) and not (untouched and _nearly_equal(one, other)):
+                raise unsupported(
+                    f"forward draws random numbers: two runs differ in {name}",
+                    "in the protocol kernelbench models train: dropout is active" if self._train else None,
+                )
+
+    def _generators(self):
+        states = [torch.get_rng_state()]
+        if self.device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self.device))
+        return states
+
+    def _study_cost(self, values):
+        self.flops = counting.count(self.model, lambda: self.forward(values))
+        self.forward_bytes = self._peak_bytes(values)
+        started = time.perf_counter()
+        self.forward(values)
+        self.synchronize()
+        self.eager_ms = (time.perf_counter() - started) * 1e3
+
+    def _peak_bytes(self, values):
+        """Memory that a forward takes at most; three times as much when a float64 forward follows."""
+        if self.device.type != "cuda":
+            return 0
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        self.forward(values)
+        peak = torch.cuda.max_memory_allocated(self.device) - before
+        return peak * (3 if self.policy.needs_float64 else 1) + (512 << 20)
+
+    def synchronize(self):
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    # What everything else uses.
+
+    def draw(self, seed):
+        return self.drawer.draw(seed)
+
+    def check_draw(self, values):
+        """Every draw must look like the one that the specification was made of."""
+        if _shapes(_tensors(values)) != self._input_shapes:
+            raise unsupported("get_inputs() gives tensors of other shapes or types from draw to draw")
+        fixed = {position: value for position, value in enumerate(values) if not _is_tensor(value)}
+        if fixed != self._fixed_values:
+            raise unsupported("get_inputs() gives other numbers from draw to draw: a candidate has them as constants")
+
+    def forward(self, values, model=None):
+        """One forward of the model (or of a compiled one); afterwards everything is as before."""
+        if self._changes_inputs:
+            values = [value.clone() if _is_tensor(value) else value for value in values]
+        # Not `or`: a model may have a length, and a compiled one says so without having it.
+        outputs = self.collect((self.model if model is None else model)(*values))
+        self.restore()
+        return outputs
+
+    def restore(self):
+        for home in self._changed_buffers:
+            home.restore()
+
+    def expect(self, values):
+        """Expectations of all outputs for these inputs."""
+        eager = self.forward(values)
+        if [output.shape for output in eager] != self._output_shapes:
+            raise unsupported("the shape of an output depends on the data")
+        references = self._float64_outputs(values, eager)
+        expectations = judge.expect(self.policy, self.output_names, eager, references)
+        for expectation in expectations:
+            expectation.check_yardstick()
+        limits = quick_look.Limits(expectations)
+        self.limits = limits if limits.is_usable else None
+        return expectations
+
+    def _float64_outputs(self, values, eager):
+        if not self.policy.needs_float64 or not any(output.is_floating_point() for output in eager):
+            return [None] * len(eager)
+        try:
+            if self._twin is None:
+                self._twin = Twin(self.model, self.collect)
+            references = self._twin.forward(values)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            refusal = blame(error, self.source.filename)
+            raise refusal if refusal.kind == "memory" else _no_float64(refusal.message) from error
+        for name, output, reference in zip(self.output_names, eager, references, strict=True):
+            if reference.shape != output.shape or reference.is_floating_point() != output.is_floating_point():
+                raise _no_float64(f"{name} has another shape or type there")
+            if reference.is_floating_point() and reference.dtype != torch.float64:
+                raise _no_float64(f"{name} is {NAMES.get(reference.dtype)} there")
+        return references
+
+    @staticmethod
+    def collect(result):
+        """The outputs as a list of tensors."""
+        outputs = list(result) if isinstance(result, (tuple, list)) else [result]
+        for position, output in enumerate(outputs):
+            if not _is_tensor(output):
+                which = "the output" if len(outputs) == 1 else f"output {position}"
+                raise unsupported(f"{which} is no tensor but a {type(output).__name__}")
+        return outputs
+
+    def read_tensors(self):
+        inputs = [(name, *shape) for name, shape in zip(self.input_names, self._input_shapes, strict=True)]
+        return inputs + [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in self.state]
+
+    def written_tensors(self):
+        shapes = [tuple(shape) for shape in self._output_shapes]
+        return list(zip(self.output_names, shapes, self._output_types, strict=True))
+
+    def constants(self):
+        result = dict(self.source.constants)
+        for name, value in self.init_constants.items():
+            taken = name in result and not _same_number(result[name], value)
+            result.setdefault(f"{name}_init" if taken else name, value)
+        for name, value in self.forward_constants.items():
+            taken = name in result and not _same_number(result[name], value)
+            result.setdefault(f"{name}_forward" if taken else name, value)
+        return result
+
+    def spec(self):
+        tensors = [_tensor_spec(*tensor) for tensor in self.read_tensors()]
+        inputs_end = len(self.input_names)
+        parameters_end = inputs_end + len(self.parameter_names)
+        outputs = self.written_tensors()
+        return {
+            "inputs": tensors[:inputs_end],
+            "parameters": tensors[inputs_end:parameters_end],
+            "buffers": tensors[parameters_end:],
+            "outputs": [_tensor_spec(*tensor) for tensor in outputs],
+            "constants": [{"name": name, "value": value} for name, value in self.constants().items()],
+            "flops": self.flops,
+            "bytes": sum(_bytes(*tensor) for tensor in self.read_tensors() + outputs),
+        }
+
+
+class _Buffer:
+    """Where a buffer lives in the model, and what it was."""
+
+    def __init__(self, model, name):
+        path, _, self._key = name.rpartition(".")
+        self.name = name
+        self._home = model.get_submodule(path)._buffers
+        self._tensor = self._home[self._key]
+        self.before = self._tensor.detach().clone(memory_format=torch.contiguous_format)
+
+    def is_changed(self):
+        now = self._home[self._key]
+        return now is not self._tensor or not same_bits(now, self.before)
+
+    def restore(self):
+        self._home[self._key] = self._tensor
+        self._tensor.copy_(self.before)
+
+
+def _is_train(protocol):
+    if protocol not in PROTOCOLS:
+        raise Refusal("internal", f"there is no protocol {protocol!r}: use one of {', '.join(PROTOCOLS)}")
+    return protocol == "kernelbench"
+
+
+def _is_tensor(value):
+    return isinstance(value, torch.Tensor)
+
+
+def _tensors(values):
+    return [value for value in values if _is_tensor(value)]
+
+
+def _shapes(tensors):
+    return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+
+
+def _is_numbers(value):
+    return isinstance(value, (list, tuple)) and all(is_number(element) for element in value)
+
+
+def _same_number(one, other):
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _tensor_spec(name, shape, dtype):
+    return {"name": name, "shape": list(shape), "dtype": NAMES[dtype]}
+
+
+def _bytes(_name, shape, dtype):
+    return math.prod(shape) * dtype.itemsize
+
+
+def _no_float64(why):
+    return unsupported(f"its forward can't run in float64: {why}", "use the policy paper")
+
+
+def _init_arguments(source):
+    """Positional and named arguments for the model."""
+    function = source.function("get_init_inputs")
+    given = function() if function is not None else []
+    if isinstance(given, dict):
+        return [], given
+    if not isinstance(given, (list, tuple)):
+        raise Refusal("task", f"get_init_inputs() must return a list, not {type(given).__name__}")
+    return list(given), {}
+
+
+def _construct(model_class, arguments, named, seed, device):
+    """Weights are drawn on the GPU where the model's code bears it: for large models that saves seconds."""
+    if device.type == "cuda":
+        try:
+            inputs.seed_everything(seed)
+            with torch.device(device):
+                return model_class(*arguments, **named)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError):
+            pass
+    inputs.seed_everything(seed)
+    return model_class(*arguments, **named)
+
+
+def _argument_names(function, count, skip=0):
+    """The names of a function's positional parameters; `*args` are numbered."""
+    names, rest = [], "args"
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+        elif parameter.kind == parameter.VAR_POSITIONAL:
+            rest = parameter.name
+    names = names[skip:]
+    return names[:count] + [f"{rest}{position}" for position in range(count - len(names))]
+
+
+def _argument_constants(function, arguments, named, skip):
+    """The numbers among a call's arguments."""
+    names = _argument_names(function, len(arguments), skip)
+    pairs = [*zip(names, arguments, strict=True), *named.items()]
+    return {name: value for name, value in pairs if is_number(value)}
+
+
+def _check_type(name, tensor):
+    if not is_plain(tensor):
+        raise unsupported(f"{name} is a {type(tensor).__name__} with the layout {tensor.layout}: only dense tensors")
+    if tensor.dtype not in NAMES:
+        raise unsupported(f"{name} is {str(tensor.dtype).removeprefix('torch.')}, which no candidate can be given")
+
+
+def _check_state_is_registered(model):
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if _is_tensor(value):
+                raise unsupported(
+                    f"{path + '.' if path else ''}{name} is a tensor, but neither a parameter nor a buffer",
+                    "a candidate could not be given it: use register_buffer",
+                )
+
+
+def _storage(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+def _check_outputs(outputs, values, names, model):
+    """Outputs must have elements of their own."""
+    tensors = _tensors(values)
+    owners = {_storage(tensor): f"the input {name}" for name, tensor in zip(names, tensors, strict=True)}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        owners.setdefault(_storage(tensor), name)
+    for position, output in enumerate(outputs):
+        which = "the output" if len(outputs) == 1 else f"output {position}"
+        if output.numel() == 0:
+            raise unsupported(f"{which} has no elements")
+        if is_plain(output) and _storage(output) in owners:
+            raise unsupported(f"{which} is {owners[_storage(output)]}, or a view of it")
+    if not outputs:
+        raise unsupported("forward returns no tensor")
+
+
+def _nearly_equal(one, other):
+    if one.shape != other.shape or not one.is_floating_point():
+        return False
+    scale = one.double().square().mean().sqrt()
+    return bool(((one.double() - other.double()).abs() <= 1e-3 * scale).all()) or torch.equal(bits(one), bits(other))

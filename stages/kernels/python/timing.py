@@ -1,0 +1,185 @@
+"""What PyTorch itself takes: eager, `torch.compile`, and `torch.compile` with autotuning.
+
+On a GPU one timed forward is: a write of four times the L2 cache and a reset of what persists in it; a spin long enough
+that every launch of the forward is queued before the first one runs; an event, the forward, an event. Whether the spin
+was long enough is checked each time, and a timing whose launches showed is repeated with a longer one.
+
+Autotuning is mode `max-autotune-no-cudagraphs`: behind a spin a graph saves nothing, and its copies of the inputs into
+fixed places would be counted against it.
+
+On the CPU device the figure is wall time with one thread. It is there so that everything can be run and tested; it says
+nothing on speed.
+"""
+
+import base64
+import time
+
+import torch
+from arena import CudaRuntime
+from refusal import Refusal, first_line, unsupported
+
+MODES = {"eager": None, "compile": "default", "autotune": "max-autotune-no-cudagraphs"}
+WARM_UPS = 3
+SHORTEST_SPIN, LONGEST_SPIN = 100e-6, 0.5
+TRIES = 4
+
+
+def check_which(which):
+    if which not in MODES:
+        raise Refusal("internal", f"there is no baseline {which!r}: use one of {', '.join(MODES)}")
+
+
+class Baseline:
+    """One way to run the task's model."""
+
+    def __init__(self, task, which, cache):
+        self._task = task
+        self.error = None
+        self.model = task.model
+        self.launch_seconds = 0.0
+        self.cache = None
+        started = time.perf_counter()
+        try:
+            if which != "eager":
+                self._compile(which, cache)
+            self._warm_up()
+        except Refusal:
+            raise
+        except Exception as error:
+            if which == "eager" or isinstance(error, torch.OutOfMemoryError):
+                raise
+            self.error = f"{type(error).__name__}: {first_line(error)}"
+        if which != "eager" and self.error is None:
+            self.cache = _saved_cache()
+        self.seconds = time.perf_counter() - started
+
+    def _compile(self, which, cache):
+        # Artifacts are kept for the whole process: without this, earlier tasks' would be saved along.
+        # No torch._dynamo.reset() here: it would throw away other tasks' code, to be compiled again under the clock.
+        torch.compiler._cache.CacheArtifactManager.clear()
+        if cache:
+            torch.compiler.load_cache_artifacts(base64.b64decode(cache))
+        self.model = torch.compile(self._task.model, mode=MODES[which], dynamic=False)
+
+    def _warm_up(self):
+        values = self._task.draw(0)
+        for _ in range(WARM_UPS):
+            self._task.forward(values, self.model)
+        self._task.synchronize()
+        started = time.perf_counter()
+        self._task.forward(values, self.model)
+        self.launch_seconds = time.perf_counter() - started
+        self._task.synchronize()
+
+    def report(self):
+        return {"seconds": self.seconds, "cache": self.cache, "error": self.error}
+
+    def check(self):
+        if self.error is not None:
+            raise Refusal("task", f"torch.compile failed: {self.error}", "use the baseline eager")
+
+
+def _saved_cache():
+    saved = torch.compiler.save_cache_artifacts()
+    return None if saved is None else base64.b64encode(saved[0]).decode()
+
+
+class CpuClock:
+    def milliseconds(self, task, baseline, values):
+        started = time.perf_counter()
+        task.forward(values, baseline.model)
+        return {"ms": (time.perf_counter() - started) * 1e3, "hidden": False}
+
+
+class CudaClock:
+    """GPU time between two events around a forward."""
+
+    def __init__(self, device):
+        properties = torch.cuda.get_device_properties(device)
+        self._runtime = CudaRuntime()
+        self._flush = torch.empty(4 * properties.L2_cache_size, dtype=torch.uint8, device=device)
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        self._cycles_per_second = self._measure_spin()
+
+    def _measure_spin(self):
+        """Cycles of `_sleep` a second: the clock's rate is not reported reliably, and changes."""
+        cycles = 10_000_000
+        for _ in range(2):
+            self._events[0].record()
+            torch.cuda._sleep(cycles)
+            self._events[1].record()
+            self._events[1].synchronize()
+        return cycles / (self._events[0].elapsed_time(self._events[1]) / 1e3)
+
+    def milliseconds(self, task, baseline, values):
+        for last in (attempt == TRIES - 1 for attempt in range(TRIES)):
+            spin = min(LONGEST_SPIN, SHORTEST_SPIN + 1.5 * baseline.launch_seconds)
+            ms, hidden = self._once(task, baseline, values, spin)
+            if hidden or last or spin == LONGEST_SPIN:
+                return {"ms": ms, "hidden": hidden}
+            baseline.launch_seconds = max(2 * baseline.launch_seconds, SHORTEST_SPIN)
+        raise AssertionError("the last attempt returns")
+
+    def _once(self, task, baseline, values, spin):
+        start, end = self._events
+        self._flush.fill_(1)
+        self._runtime.reset_persisting_l2()
+        torch.cuda._sleep(int(spin * self._cycles_per_second))
+        start.record()
+        task.forward(values, baseline.model)
+        end.record()
+        # Still spinning when the last launch is queued: then none of them was waited for.
+        hidden = not start.query()
+        end.synchronize()
+        return start.elapsed_time(end), hidden
+
+
+class Timer:
+    """The baselines of one task."""
+
+    def __init__(self, task, device):
+        self._task = task
+        self._device = device
+        self._clock = None
+        self._baselines = {}
+
+    def prepare(self, which, cache):
+        check_which(which)
+        if which in self._baselines and cache is None:
+            return self._baselines[which].report()
+        with self._task.running():
+            self._baselines[which] = Baseline(self._task, which, cache)
+        return self._baselines[which].report()
+
+    def _baseline(self, which):
+        check_which(which)
+        if which not in self._baselines:
+            self.prepare(which, None)
+        baseline = self._baselines[which]
+        baseline.check()
+        return baseline
+
+    def time(self, which, values):
+        baseline = self._baseline(which)
+        if self._clock is None:
+            self._clock = CudaClock(self._device) if self._device.type == "cuda" else CpuClock()
+        with self._task.running():
+            return self._clock.milliseconds(self._task, baseline, values)
+
+    def kernels(self, which):
+        """Summed time of everything that the GPU did for one forward."""
+        if self._device.type != "cuda":
+            raise unsupported("the time of kernels needs a GPU")
+        baseline = self._baseline(which)
+        with self._task.running():
+            values = self._task.draw(1)
+            self._task.synchronize()
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+                self._task.forward(values, baseline.model)
+                self._task.synchronize()
+        times = [
+            event.time_range.elapsed_us()
+            for event in profile.events()
+            if event.device_type == torch.autograd.DeviceType.CUDA
+        ]
+        return {"kernel_ms": sum(times) / 1e3, "kernels": len(times)}
