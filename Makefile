@@ -33,7 +33,7 @@ install = $(VENV_PYTHON) -m uv pip install --quiet --python $(VENV_PYTHON) --req
 # Stray bytecode beside the stages' sources would make cargo look at them again.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help quickstart test test-rust test-python chaos bench bench-store venv venv-dev azurite build tools python-tools relock relock-python
+.PHONY: help quickstart test test-rust test-python chaos bench bench-store bench-evaluator test-gpu venv venv-dev azurite build tools python-tools relock relock-python
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -66,6 +66,14 @@ bench: build ## Compare with ninja, DVC and Snakemake; `BENCH="--quick"` leaves 
 
 bench-store: venv-dev build ## Compare push and pull with rclone and DVC, on an S3 server of its own; `BENCH="--quick"` leaves out DVC
 	python3 bench/store.py --binary $(RELEASE) $(BENCH)
+
+bench-evaluator: venv build ## The evaluator's bars on a GPU: agreement, verdicts a second, spread, a misbehaving batch
+	CUDA_AGENT_PYTHON=$(VENV_PYTHON) $(VENV_PYTHON) bench/evaluator.py --binary $(RELEASE) \
+		$(or $(BENCH),agreement compile correct timed spread nasty)
+
+test-gpu: venv-dev build ## The tests that need a GPU: the reference's, then every candidate of the corpus; prints a table
+	$(VENV_PYTHON) -m pytest -q -p no:cacheprovider --import-mode=importlib stages/kernels/python/test_reference_cuda.py
+	CUDA_AGENT_PYTHON=$(VENV_PYTHON) $(VENV_PYTHON) bench/evaluator.py --binary $(RELEASE) agreement
 
 venv: $(RUNTIME) ## The Python environment of the stages, in .venv
 venv-dev: $(DEV) ## The same with what the tests need
@@ -102,7 +110,7 @@ build: tools ## The release binary, target/release/cuda-agent
 	@cargo build --release --locked --quiet
 
 relock: ## Accept changed stage sources after a version bump (SAME_RESULTS=1: they give the same results)
-	@cargo run --quiet --package cuda-agent-ops --example relock -- $(if $(SAME_RESULTS),--same-results)
+	@cargo run --quiet --package cuda-agent-builtin --example relock -- $(if $(SAME_RESULTS),--same-results)
 
 # Universal locks: one file for every Python and platform that the wheels exist for.
 compile = $(VENV_PYTHON) -m uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest \

@@ -1,11 +1,11 @@
 //! The binary: the engine's commands, with the stage kinds of this workspace built in.
 
 use cuda_agent::catalog::{Catalog, CatalogError, ProgramFiles};
-use cuda_agent::cli::{self, Builtins};
+use cuda_agent::cli::{self, Builtins, Machine, StageCommand};
 use cuda_agent::digest::Digest;
 use cuda_agent::execute::supervise;
 use cuda_agent::key::ProgramIdentity;
-use cuda_agent_ops::{Builtin, Entry, Identity, builtin};
+use cuda_agent_builtin::{Builtin, Entry, Identity};
 
 fn main() -> std::process::ExitCode {
     let arguments: Vec<std::ffi::OsString> = std::env::args_os().collect();
@@ -14,11 +14,29 @@ fn main() -> std::process::ExitCode {
         let words: Vec<String> = arguments[2..].iter().map(|word| word.to_string_lossy().into_owned()).collect();
         std::process::exit(supervise::main(&words));
     }
-    cli::main(arguments, &Builtins { add, program }).into()
+    // The evaluator's children: they speak on pipes and need nothing of the engine.
+    if arguments.get(1).is_some_and(|word| word == cuda_agent_kernels::COMMAND) {
+        let word = arguments.get(2).map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
+        std::process::exit(cuda_agent_kernels::child(&word).into());
+    }
+    cli::main(arguments, &Builtins { add, program, commands: COMMANDS }).into()
+}
+
+/// The stage crates' commands.
+const COMMANDS: &[StageCommand] = &[StageCommand { command: cuda_agent_kernels::check::command, run: check }];
+
+fn check(matches: &clap::ArgMatches, machine: &Machine) -> u8 {
+    let Machine { python, gpus, cores, cache, json } = machine.clone();
+    cuda_agent_kernels::check::main(matches, &cuda_agent_kernels::check::Machine { python, gpus, cores, cache, json })
+}
+
+/// The kinds of every stage crate.
+fn builtin() -> impl Iterator<Item = Builtin> {
+    cuda_agent_ops::builtin().into_iter().chain(cuda_agent_kernels::builtin())
 }
 
 fn add(catalog: &mut Catalog) -> Result<(), CatalogError> {
-    builtin().into_iter().try_for_each(|kind| add_kind(catalog, kind))
+    builtin().try_for_each(|kind| add_kind(catalog, kind))
 }
 
 fn add_kind(catalog: &mut Catalog, kind: Builtin) -> Result<(), CatalogError> {
@@ -37,7 +55,7 @@ fn add_kind(catalog: &mut Catalog, kind: Builtin) -> Result<(), CatalogError> {
 }
 
 fn program(name: &str) -> Option<u8> {
-    builtin().into_iter().find(|kind| kind.name == name).and_then(|kind| match kind.entry {
+    builtin().find(|kind| kind.name == name).and_then(|kind| match kind.entry {
         Entry::Rust(main) => Some(main()),
         Entry::Files { .. } => None,
     })

@@ -1,6 +1,6 @@
 //! `cuda-agent doctor`: whether this machine and the store have what pipelines need.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::json;
@@ -57,7 +57,9 @@ pub async fn doctor(project: &Project) -> Result<Exit, CliError> {
             Check::new("gpu", State::Good, message + &others)
         }
     });
-    checks.push(nvcc());
+    let toolkits = toolkits(&host.python);
+    checks.extend([nvcc(&toolkits), nvrtc(&toolkits)]);
+    checks.push(sanitizer());
     checks.push(compiler());
     checks.extend(python(&host.python));
     checks.push(namespaces());
@@ -96,20 +98,68 @@ fn first_line(command: &mut Command) -> Option<String> {
     text.lines().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
 }
 
-fn nvcc() -> Check {
-    let output = Command::new("nvcc").arg("--version").output().ok();
+fn nvcc(toolkits: &[PathBuf]) -> Check {
+    let nvcc = existing(toolkits, &["bin/nvcc"]).unwrap_or_else(|| "nvcc".into());
+    let output = Command::new(&nvcc).arg("--version").output().ok();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     match text.lines().find(|line| line.contains("release")) {
-        Some(line) => Check::new("nvcc", State::Good, line.trim()),
-        None => Check::new("nvcc", State::Missing, "not on the PATH; only stages that compile CUDA need it"),
+        Some(line) => Check::new("nvcc", State::Good, format!("{} ({})", line.trim(), nvcc.display())),
+        None => Check::new("nvcc", State::Missing, "none: `launch` candidates can't be compiled for a GPU").hint(CUDA),
+    }
+}
+
+fn nvrtc(toolkits: &[PathBuf]) -> Check {
+    let names = ["lib/libnvrtc.so.13", "lib64/libnvrtc.so.13", "targets/x86_64-linux/lib/libnvrtc.so.13"];
+    match existing(toolkits, &names) {
+        Some(path) => Check::new("nvrtc", State::Good, path.display().to_string()),
+        None => Check::new("nvrtc", State::Missing, "none: `kernel` candidates can't be compiled for a GPU").hint(CUDA),
+    }
+}
+
+const CUDA: &str =
+    "`make venv` installs CUDA 13's compilers as wheels; CUDA_AGENT_CUDA can name a toolkit of CUDA 13 instead";
+
+/// Where CUDA's compilers may be, best first: what is named, the interpreter's wheels, the system's.
+fn toolkits(python: &Path) -> Vec<PathBuf> {
+    const WHEELS: &str = "import nvidia; print(next(iter(nvidia.__path__)))";
+    let wheels = first_line(Command::new(python).args(["-c", WHEELS])).map(|folder| Path::new(&folder).join("cu13"));
+    let named = |variable: &str| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let system = Some(PathBuf::from("/usr/local/cuda"));
+    [named("CUDA_AGENT_CUDA"), wheels, named("CUDA_HOME"), system].into_iter().flatten().collect()
+}
+
+fn existing(folders: &[PathBuf], names: &[&str]) -> Option<PathBuf> {
+    folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name))).find(|path| path.exists())
+}
+
+fn sanitizer() -> Check {
+    const PLACES: [&str; 3] = [
+        "compute-sanitizer",
+        "/usr/local/cuda/bin/compute-sanitizer",
+        "/usr/local/cuda/compute-sanitizer/compute-sanitizer",
+    ];
+    match PLACES.into_iter().find(|place| first_line(Command::new(place).arg("--version")).is_some()) {
+        Some(place) => Check::new("sanitizer", State::Good, place),
+        None => Check::new(
+            "sanitizer",
+            State::Missing,
+            "no compute-sanitizer: `check --sanitizer` has nothing to run; it comes with the CUDA toolkit",
+        ),
     }
 }
 
 fn compiler() -> Check {
-    match first_line(Command::new("g++").arg("--version")) {
-        Some(line) => Check::new("c++", State::Good, line),
-        None => Check::new("c++", State::Bad, "no g++: torch.compile needs a C++ compiler, so ops/measure cannot run")
-            .hint("install g++ (Debian: apt-get install g++)"),
+    let Some(line) = first_line(Command::new("g++").arg("--version")) else {
+        return Check::new("c++", State::Bad, "no g++: torch.compile and the CPU device of `check` need it")
+            .hint("install g++ (Debian: apt-get install g++)");
+    };
+    // g++ answers with the bare name of what it does not have.
+    match first_line(Command::new("g++").arg("-print-file-name=libasan.so")).is_some_and(|path| path.contains('/')) {
+        true => Check::new("c++", State::Good, line),
+        false => {
+            Check::new("c++", State::Missing, format!("{line}, without AddressSanitizer: no CPU device for `check`"))
+                .hint("install libasan of this version of g++")
+        }
     }
 }
 
@@ -118,7 +168,7 @@ fn python(python: &Path) -> Vec<Check> {
     let Some(version) = first_line(Command::new(python).arg("--version")) else {
         return vec![
             Check::new("python", State::Bad, format!("{shown} cannot be started"))
-                .hint("`make setup` makes .venv; or name an interpreter with `python:` in cuda-agent.yaml"),
+                .hint("`make venv` makes .venv; or name an interpreter with `python:` in cuda-agent.yaml"),
         ];
     };
     let mut checks = vec![Check::new("python", State::Good, format!("{version} ({shown})"))];
@@ -127,7 +177,7 @@ fn python(python: &Path) -> Vec<Check> {
     checks.push(match first_line(Command::new(python).args(["-c", QUESTION])) {
         Some(line) => Check::new("torch", State::Good, line),
         None => Check::new("torch", State::Bad, format!("torch and transformers cannot be imported by {shown}"))
-            .hint("`make setup` installs them from requirements.txt"),
+            .hint("`make venv` installs them from requirements.txt"),
     });
     checks
 }

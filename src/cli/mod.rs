@@ -21,7 +21,7 @@ use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 pub use error::{CliError, Exit};
 
@@ -33,6 +33,31 @@ pub struct Builtins {
     pub add: fn(&mut Catalog) -> Result<(), CatalogError>,
     /// Runs a built-in program, `None` where there is none of that name.
     pub program: fn(&str) -> Option<u8>,
+    /// Commands that belong to stages, not to the engine.
+    pub commands: &'static [StageCommand],
+}
+
+/// A command that a stage crate brings.
+pub struct StageCommand {
+    /// Its definition.
+    pub command: fn() -> clap::Command,
+    /// Runs it and gives the exit status.
+    pub run: fn(&ArgMatches, &Machine) -> u8,
+}
+
+/// What a stage crate's command is told of the machine and the project.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// The interpreter that `python` stands for.
+    pub python: PathBuf,
+    /// GPUs by UUID.
+    pub gpus: Vec<String>,
+    /// CPU cores.
+    pub cores: usize,
+    /// A folder for what can be made again.
+    pub cache: PathBuf,
+    /// Whether JSON is wanted.
+    pub json: bool,
 }
 
 #[derive(Parser)]
@@ -140,17 +165,38 @@ enum Command {
 
 /// Parses the arguments, runs the command, and decides the exit status.
 pub fn main(arguments: Vec<OsString>, builtins: &Builtins) -> u8 {
-    let cli = match Cli::try_parse_from(arguments) {
-        Ok(cli) => cli,
+    let definition = Cli::command().subcommands(builtins.commands.iter().map(|command| (command.command)()));
+    let parsed = definition.try_get_matches_from(arguments).and_then(|matches| parse(&matches, builtins));
+    let invocation = match parsed {
+        Ok(invocation) => invocation,
         Err(error) => {
             let _ = error.print();
             return if error.use_stderr() { Exit::Usage as u8 } else { Exit::Done as u8 };
         }
     };
-    let common = cli.common.clone();
-    match dispatch(cli, builtins) {
-        Ok(exit) => exit as u8,
-        Err(error) => error.report(common.json, common.colored()) as u8,
+    let (common, outcome) = match invocation {
+        Invocation::Engine(cli) => (cli.common.clone(), dispatch(*cli, builtins).map(|exit| exit as u8)),
+        Invocation::Stage(common, command, matches) => {
+            let project = project::Project::open(&common, builtins);
+            (common, project.map(|project| (command.run)(&matches, &project.machine())))
+        }
+    };
+    outcome.unwrap_or_else(|error| error.report(common.json, common.colored()) as u8)
+}
+
+/// What was asked for.
+enum Invocation {
+    /// One of the engine's commands.
+    Engine(Box<Cli>),
+    /// One of a stage crate's.
+    Stage(Common, &'static StageCommand, ArgMatches),
+}
+
+fn parse(matches: &ArgMatches, builtins: &Builtins) -> Result<Invocation, clap::Error> {
+    let (name, below) = matches.subcommand().expect("clap demands a command");
+    match builtins.commands.iter().find(|command| (command.command)().get_name() == name) {
+        Some(command) => Ok(Invocation::Stage(Common::from_arg_matches(matches)?, command, below.clone())),
+        None => Ok(Invocation::Engine(Box::new(Cli::from_arg_matches(matches)?))),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::{Builtins, CliError, Common};
+use super::{Builtins, CliError, Common, Machine};
 use crate::Folders;
 use crate::catalog::Catalog;
 use crate::digest::Digest;
@@ -180,6 +180,18 @@ impl Project {
         };
         let python = python.or_else(|| self.settings.python.as_ref().map(configured));
         Host::detect(python.as_deref(), &self.folders.cache)
+    }
+
+    /// The same, as a stage crate's command is told.
+    pub fn machine(&self) -> Machine {
+        let host = self.host();
+        Machine {
+            python: host.python,
+            gpus: host.gpus.into_iter().map(|gpu| gpu.id).collect(),
+            cores: host.cpus as usize,
+            cache: self.folders.cache.clone(),
+            json: self.common.json,
+        }
     }
 
     /// Splits `run [PIPELINE] [STAGE…]`: the first word is a pipeline where it is a file, or looks like one.

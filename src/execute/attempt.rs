@@ -306,6 +306,7 @@ fn environment(job: &Job, folder: &Path, grant: &ResourceGrant, search: &[PathBu
     set("TMPDIR", folder.join("tmp").display().to_string());
     set("CUDA_AGENT_REQUEST", folder.join("request.json").display().to_string());
     set("OMP_NUM_THREADS", grant.cpu.max(1).to_string());
+    set("CUDA_AGENT_PYTHON", job.context.python.display().to_string());
     set("PYTHONUNBUFFERED", "1".to_owned());
     set("PYTHONPYCACHEPREFIX", job.context.folders.cache.join("pycache").display().to_string());
     // Strings hash the same in every run, so that sets have one order.

@@ -4,8 +4,6 @@
 //! crate. [`builtin`] is all that the engine knows of them.
 
 mod catalog;
-#[cfg(test)]
-mod lock;
 pub mod publish;
 
-pub use catalog::{Builtin, Entry, Identity, Main, builtin};
+pub use catalog::builtin;

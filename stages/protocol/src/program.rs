@@ -1,8 +1,9 @@
 //! The program's side of the protocol, for programs written in Rust.
 
 use std::fs::File;
-use std::io::{BufRead, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::FromRawFd;
+use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
@@ -87,6 +88,29 @@ impl Program {
             self.send(&Event::Row(result));
         }
         Ok(())
+    }
+
+    /// The same with up to `width` rows in work at once, each in a thread. Answers are sent as they come.
+    pub fn each_row_at_once(
+        &mut self,
+        width: usize,
+        work: impl Fn(RowInput) -> RowResult + Sync,
+    ) -> Result<(), ProgramError> {
+        let (lines, program) = (Mutex::new(BufReader::new(std::io::stdin()).lines()), Mutex::new(self));
+        let take = || lines.lock().expect("no panics while it is held").next();
+        let worker = || -> Result<(), ProgramError> {
+            while let Some(line) = take() {
+                let line = line.map_err(|error| ProgramError::environment(format!("standard input: {error}")))?;
+                let row = serde_json::from_str(&line).map_err(|error| ProgramError::input(format!("row: {error}")))?;
+                let result = work(row);
+                program.lock().expect("no panics while it is held").send(&Event::Row(result));
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..width.max(1)).map(|_| scope.spawn(worker)).collect();
+            workers.into_iter().try_for_each(|worker| worker.join().expect("a row's work does not panic"))
+        })
     }
 
     /// Runs a program's body and turns its outcome into an exit status and `error.json`.

@@ -1,12 +1,8 @@
 //! What a built-in kind is made of, and whether that is what its version was given for.
 //!
-//! Compiled three times: into the build script, which digests the sources and embeds the result, into `relock`,
-//! which writes `stages.lock`, and into the tests. It is not part of the library.
-#![allow(dead_code, reason = "each of the three uses its part")]
-//!
 //! A kind's **sources** are its manifest, the files and folders that the manifest's `sources:` names, for a Python
-//! kind the protocol's Python twin, and for a Rust kind the packages that this crate's `[dependencies]` reach in
-//! `Cargo.lock`. Tests and bytecode in a named folder do not count.
+//! kind the protocol's Python twin, and for a Rust kind the packages that its crate's `[dependencies]` and the
+//! protocol's reach in `Cargo.lock`. Tests and bytecode in a named folder do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,6 +12,9 @@ use serde::{Deserialize, Serialize};
 
 /// The lock, beside the kinds' folders.
 pub const LOCK_FILE: &str = "stages.lock";
+
+/// The protocol's crate, from the root of the workspace: every Rust program is built on it.
+pub(crate) const PROTOCOL: &str = "stages/protocol";
 
 /// Digests of a kind's sources by path from the root of the workspace.
 pub type Sources = BTreeMap<String, String>;
@@ -35,12 +34,14 @@ pub type Lock = BTreeMap<String, Locked>;
 /// A kind as it lies on the disk.
 #[derive(Debug)]
 pub struct Kind {
-    /// `ops/publish`.
+    /// Of the manifest: `ops/publish`.
     pub name: String,
     /// Of the manifest.
     pub version: String,
-    /// The folder's name below `stages/ops`.
+    /// The folder's name.
     pub folder: String,
+    /// The folder from the root of the workspace.
+    pub path: String,
     /// Whether its program is part of the binary.
     pub rust: bool,
     /// The files to put on the disk before a Python program starts, by path from the root of the workspace.
@@ -56,20 +57,20 @@ impl Kind {
     }
 }
 
-/// Reads every kind of the crate at `ops` (the folder `stages/ops`), ordered by folder.
-pub fn read_kinds(ops: &Path) -> Result<Vec<Kind>, String> {
+/// Reads every kind of the crate in `home` (`stages/ops`, say), ordered by folder.
+pub fn read_kinds(home: &Path) -> Result<Vec<Kind>, String> {
     let mut folders = Vec::new();
-    for entry in list(ops)? {
+    for entry in list(home)? {
         if entry.join("stage.yaml").is_file() {
             folders.push(entry);
         }
     }
-    folders.iter().map(|folder| read_kind(ops, folder)).collect()
+    folders.iter().map(|folder| read_kind(home, folder)).collect()
 }
 
 /// Reads the lock; an absent file is an empty lock.
-pub fn read_lock(ops: &Path) -> Result<Lock, String> {
-    let path = ops.join(LOCK_FILE);
+pub fn read_lock(home: &Path) -> Result<Lock, String> {
+    let path = home.join(LOCK_FILE);
     match fs::read(&path) {
         Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| format!("{}: {error}", path.display())),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Lock::new()),
@@ -114,14 +115,42 @@ pub fn relock(kinds: &[Kind], old: &Lock, same_results: bool) -> Result<Lock, St
     Ok(kinds.iter().map(|kind| (kind.name.clone(), lock(kind))).collect())
 }
 
+/// What a test tells whoever changed sources of the crate in `home` and did not lock them, if anything.
+pub fn outdated(home: &Path) -> Result<Option<String>, String> {
+    let (lock, kinds) = (read_lock(home)?, read_kinds(home)?);
+    let changed = kinds.iter().filter_map(|kind| explain(kind, &lock));
+    let gone = lock.keys().filter(|name| kinds.iter().all(|kind| kind.name != **name));
+    let text: String = changed.chain(gone.map(|name| format!("{name} is gone\n"))).collect();
+    Ok((!text.is_empty()).then(|| {
+        format!(
+            "{} is out of date:\n{text}\
+             Results that were made with the old sources stay valid only where they would come out the same:\n  \
+             where they may differ, raise `version:` in the stage.yaml and run  make relock\n  \
+             where they cannot (a comment, a message), run  make relock SAME_RESULTS=1",
+            home.join(LOCK_FILE).display()
+        )
+    }))
+}
+
+/// The crates with kinds: folders of `stages`, ordered.
+pub fn homes(stages: &Path) -> Result<Vec<PathBuf>, String> {
+    let mut homes = Vec::new();
+    for folder in list(stages)?.into_iter().filter(|folder| folder.join("Cargo.toml").is_file()) {
+        if folder.join(LOCK_FILE).is_file() || !read_kinds(&folder)?.is_empty() {
+            homes.push(folder);
+        }
+    }
+    Ok(homes)
+}
+
 /// Whether `version` comes after `old`: going back would take results of other sources for these.
 fn is_newer(version: &str, old: &str) -> bool {
     let parts = |text: &str| -> Option<Vec<u64>> { text.split('.').map(|part| part.parse().ok()).collect() };
     parts(version).is_some() && parts(version) > parts(old)
 }
 
-fn read_kind(ops: &Path, folder: &Path) -> Result<Kind, String> {
-    let root = clean(&ops.join("../.."));
+fn read_kind(home: &Path, folder: &Path) -> Result<Kind, String> {
+    let root = workspace(home);
     let manifest_path = folder.join("stage.yaml");
     let text = read_text(&manifest_path)?;
     let head = ManifestHead::read(&text).map_err(|error| format!("{}: {error}", manifest_path.display()))?;
@@ -137,7 +166,7 @@ fn read_kind(ops: &Path, folder: &Path) -> Result<Kind, String> {
         }
     }
     if !head.rust {
-        add(&root.join("stages/protocol/python/cuda_agent_stage.py"))?;
+        add(&root.join(PROTOCOL).join("python/cuda_agent_stage.py"))?;
     }
     let mut sources = Sources::new();
     for (name, path) in &files {
@@ -145,17 +174,18 @@ fn read_kind(ops: &Path, folder: &Path) -> Result<Kind, String> {
         sources.insert(name.clone(), blake3::hash(&bytes).to_hex().to_string());
     }
     if head.rust {
-        let mut direct = direct_dependencies(&read_text(&ops.join("Cargo.toml"))?);
-        direct.extend(direct_dependencies(&read_text(&root.join("stages/protocol/Cargo.toml"))?));
+        let mut direct = direct_dependencies(&read_text(&home.join("Cargo.toml"))?);
+        direct.extend(direct_dependencies(&read_text(&root.join(PROTOCOL).join("Cargo.toml"))?));
         sources.extend(locked_packages(&read_text(&root.join("Cargo.lock"))?, &direct)?);
     }
+    let path = from_root(&root, folder)?;
     let folder = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(Kind { name: head.name, version: head.version, folder, rust: head.rust, files, sources })
+    Ok(Kind { name: head.name, version: head.version, folder, path, rust: head.rust, files, sources })
 }
 
 /// The few fields of a manifest that the lock is about.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct ManifestHead {
+struct ManifestHead {
     name: String,
     version: String,
     sources: Vec<String>,
@@ -165,7 +195,7 @@ pub struct ManifestHead {
 impl ManifestHead {
     /// Reads them line by line. This is no YAML parser (the engine has one): it takes plain scalars and plain lists
     /// at the top level, and refuses anything else there, so that it can't misread what it accepts.
-    pub fn read(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         let mut fields: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         let mut open = None;
         for line in text.lines() {
@@ -241,8 +271,13 @@ fn read_text(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
+/// The root of the workspace, of which the crate in `home` is at `stages/<name>`.
+pub(crate) fn workspace(home: &Path) -> PathBuf {
+    clean(&home.join("../.."))
+}
+
 /// Resolves `..` in the text of a path, so that one file has one name.
-pub fn clean(path: &Path) -> PathBuf {
+fn clean(path: &Path) -> PathBuf {
     let mut clean = PathBuf::new();
     for component in path.components() {
         match component {
@@ -326,8 +361,8 @@ mod tests {
 
     fn kind(version: &str, digest: &str) -> Kind {
         let sources = Sources::from([("stages/ops/x/x.py".to_owned(), digest.to_owned())]);
-        let (name, folder) = ("ops/x".to_owned(), "x".to_owned());
-        Kind { name, version: version.to_owned(), folder, rust: false, files: BTreeMap::new(), sources }
+        let [name, folder, path] = ["ops/x", "x", "stages/ops/x"].map(str::to_owned);
+        Kind { name, version: version.to_owned(), folder, path, rust: false, files: BTreeMap::new(), sources }
     }
 
     #[test]

@@ -1,0 +1,605 @@
+//! The CPU device's compiler: g++, with the embedded header and runtime (`cpu/`).
+//!
+//! A candidate becomes two programs: `memory`, with AddressSanitizer and the check of alignment, and `race`, whose accesses
+//! call the race detector. The runtime is compiled once for each identity (compiler, flags, embedded files) and kept;
+//! for each candidate only its own source is compiled.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use object::{Object, ObjectSection};
+
+use super::rewrite::rewrite;
+use super::{Artifact, Built, CompileFailure, Diagnostic, Launch};
+use crate::candidate::{Candidate, Format};
+use crate::fault::EvaluatorError;
+
+/// What the candidate's file is called in the compiler's messages and in debug information.
+pub const SOURCE_NAME: &str = "candidate.cu";
+
+const MOST_DIAGNOSTICS: usize = 10;
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+const MEMORY_LIMIT: u64 = 4 << 30;
+
+const RUNTIME_FLAGS: &[&str] = &["-std=c++17", "-O2", "-g1", "-fno-pie", "-w"];
+/// `-O1` compiles fast and keeps lines; what C++ leaves undefined and CUDA's compiler does not exploit is defined.
+/// DWARF 4, because `addr2line` takes files of version 5 for one another.
+const CANDIDATE_FLAGS: &[&str] = &[
+    "-std=c++17",
+    "-O1",
+    "-g1",
+    "-gdwarf-4",
+    "-fno-pie",
+    "-w",
+    "-fwrapv",
+    "-fno-strict-aliasing",
+    "-fno-finite-loops",
+    "-fno-delete-null-pointer-checks",
+    "-ffp-contract=off",
+    "-fmax-errors=20",
+    "-fno-diagnostics-show-caret",
+    "-fdiagnostics-color=never",
+    "-ftrack-macro-expansion=0",
+];
+
+macro_rules! embedded {
+    ($($path:literal),* $(,)?) => {
+        &[$(($path, include_str!(concat!("../../cpu/", $path)))),*]
+    };
+}
+
+/// Every file of `cpu/`.
+const FILES: &[(&str, &str)] = embedded![
+    "abi.h",
+    "include/cuda.h",
+    "include/cuda_bf16.h",
+    "include/cuda_bf16.hpp",
+    "include/cuda_cpu.h",
+    "include/cuda_cpu/atomics.h",
+    "include/cuda_cpu/half.h",
+    "include/cuda_cpu/host.h",
+    "include/cuda_cpu/math.h",
+    "include/cuda_cpu/task.h",
+    "include/cuda_cpu/threads.h",
+    "include/cuda_cpu/vectors.h",
+    "include/cuda_fp16.h",
+    "include/cuda_fp16.hpp",
+    "include/cuda_runtime.h",
+    "include/cuda_runtime_api.h",
+    "include/device_atomic_functions.h",
+    "include/device_functions.h",
+    "include/device_launch_parameters.h",
+    "include/driver_types.h",
+    "include/math_constants.h",
+    "include/math_functions.h",
+    "include/sm_30_intrinsics.h",
+    "include/vector_functions.h",
+    "include/vector_types.h",
+    "runtime/fault.cpp",
+    "runtime/fibers.cpp",
+    "runtime/main.cpp",
+    "runtime/memory.cpp",
+    "runtime/race.cpp",
+    "runtime/runtime.h",
+];
+
+/// One of the two programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flavour {
+    Memory,
+    Race,
+}
+
+impl Flavour {
+    const ALL: [Self; 2] = [Self::Memory, Self::Race];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Race => "race",
+        }
+    }
+
+    fn candidate_flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Memory => &["-fsanitize=address,alignment", "-fno-sanitize-recover=all"],
+            Self::Race => &["-fsanitize=thread", "-fno-omit-frame-pointer"],
+        }
+    }
+
+    /// The race detector takes the place of ThreadSanitizer's library, which is therefore not linked.
+    fn link_flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Memory => &["-no-pie", "-fsanitize=address"],
+            Self::Race => &["-no-pie"],
+        }
+    }
+
+    fn runtime_flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Memory => &["-DCUDA_CPU_ASAN"],
+            Self::Race => &["-DCUDA_CPU_RACE"],
+        }
+    }
+
+    fn runtime_sources(self) -> impl Iterator<Item = &'static str> {
+        let ours = move |path: &&str| path.ends_with(".cpp") && (self == Self::Race || *path != "runtime/race.cpp");
+        FILES.iter().map(|(path, _)| *path).filter(ours)
+    }
+}
+
+/// A g++ that was found, and what the CPU device needs beside it.
+#[derive(Clone, Debug)]
+pub struct HostToolchain {
+    compiler: PathBuf,
+    version: String,
+    runtimes: PathBuf,
+}
+
+impl HostToolchain {
+    /// Finds the compiler: `$CXX`, or `g++`. `runtimes` is a folder that keeps the compiled runtime.
+    pub fn find(runtimes: &Path) -> Result<Self, EvaluatorError> {
+        let compiler = std::env::var_os("CXX").filter(|name| !name.is_empty()).unwrap_or_else(|| "g++".into());
+        let output = Command::new(&compiler).arg("--version").stderr(Stdio::null()).output();
+        let version =
+            output.ok().filter(|output| output.status.success()).and_then(|output| first_line(&output.stdout));
+        let version = version.ok_or_else(|| {
+            EvaluatorError::new(format!(
+                "the CPU device needs a C++ compiler, and `{}` does not run",
+                compiler.display()
+            ))
+            .with_hint(
+                "install g++ 12 or newer with its sanitizers (Debian and Ubuntu: `apt-get install g++`), or set CXX",
+            )
+        })?;
+        Ok(Self { compiler: compiler.into(), version, runtimes: runtimes.to_owned() })
+    }
+
+    /// The first line of what the compiler says of itself.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// All that decides what a candidate becomes, but for the candidate and its header.
+    pub fn identity(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        for (path, content) in FILES {
+            hasher.update(path.as_bytes()).update(&[0]).update(content.as_bytes()).update(&[0]);
+        }
+        for flags in [RUNTIME_FLAGS, CANDIDATE_FLAGS] {
+            hasher.update(flags.join(" ").as_bytes()).update(&[0]);
+        }
+        for flavour in Flavour::ALL {
+            for flags in [flavour.candidate_flags(), flavour.link_flags(), flavour.runtime_flags()] {
+                hasher.update(flags.join(" ").as_bytes()).update(&[0]);
+            }
+        }
+        format!("{} {} {}", self.version, std::env::consts::ARCH, hasher.finalize().to_hex())
+    }
+
+    /// Compiles a candidate into two programs in `folder`, which exists and is empty. `header` is the text of `task.h`.
+    pub fn build(
+        &self,
+        candidate: &Candidate,
+        header: &str,
+        folder: &Path,
+    ) -> Result<Result<Built, CompileFailure>, EvaluatorError> {
+        let begun = Instant::now();
+        let runtime = self.runtime()?;
+        write(&folder.join("task.h"), header)?;
+        write(&folder.join(SOURCE_NAME), &translation_unit(candidate))?;
+        let [memory, race] = self.build_both(&runtime, folder);
+        if let Some(failure) = [memory?, race?].into_iter().find_map(Result::err) {
+            return Ok(Err(without_moved_columns(failure, &candidate.source)));
+        }
+        let memory = folder.join(Flavour::Memory.name());
+        let declared = Declared::read(&memory)?;
+        if candidate.format == Format::Kernel && declared.launches.is_empty() {
+            return Ok(Err(CompileFailure::Source(vec![nothing_to_run()])));
+        }
+        Ok(Ok(Built {
+            artifact: Artifact::Host { memory, race: folder.join(Flavour::Race.name()) },
+            launches: declared.launches,
+            scratch_bytes: declared.scratch_bytes,
+            resources: Vec::new(),
+            compiler: self.version.clone(),
+            seconds: begun.elapsed().as_secs_f64(),
+        }))
+    }
+
+    fn build_both(&self, runtime: &Path, folder: &Path) -> [Result<Result<(), CompileFailure>, EvaluatorError>; 2] {
+        std::thread::scope(|scope| {
+            let race = scope.spawn(|| self.build_one(Flavour::Race, runtime, folder));
+            let memory = self.build_one(Flavour::Memory, runtime, folder);
+            let race = race.join().unwrap_or_else(|_| Err(EvaluatorError::new("a thread that compiles panicked")));
+            [memory, race]
+        })
+    }
+
+    fn build_one(
+        &self,
+        flavour: Flavour,
+        runtime: &Path,
+        folder: &Path,
+    ) -> Result<Result<(), CompileFailure>, EvaluatorError> {
+        let object = folder.join(format!("{}.candidate.o", flavour.name()));
+        let mut compile = self.command(folder);
+        compile.args(CANDIDATE_FLAGS).args(flavour.candidate_flags());
+        compile.arg("-I").arg(runtime.join("include")).arg("-I").arg(folder);
+        compile.args(["-x", "c++", "-c", SOURCE_NAME, "-o"]).arg(&object);
+        let mut link = self.command(folder);
+        link.args(flavour.link_flags()).arg(&object).arg(runtime.join(format!("{}.o", flavour.name())));
+        link.arg("-o").arg(folder.join(flavour.name()));
+        for command in [compile, link] {
+            if let Err(failure) = judge(run_limited(command, TIME_LIMIT, MEMORY_LIMIT)?)? {
+                return Ok(Err(failure));
+            }
+        }
+        Ok(fs::remove_file(&object).map_or(Ok(()), Ok))
+    }
+
+    fn command(&self, folder: &Path) -> Command {
+        let mut command = Command::new(&self.compiler);
+        command.current_dir(folder).env("LC_ALL", "C").env("TMPDIR", folder);
+        command
+    }
+
+    /// The folder of the embedded files and the compiled runtime; made where it is missing. It gets its name when it is
+    /// whole, so that two processes may make it at once.
+    fn runtime(&self) -> Result<PathBuf, EvaluatorError> {
+        let name = blake3::hash(self.identity().as_bytes()).to_hex();
+        let folder = self.runtimes.join(format!("cpu-{}", &name[..32]));
+        if folder.is_dir() {
+            return Ok(folder);
+        }
+        fs::create_dir_all(&self.runtimes).map_err(|error| cannot("make", &self.runtimes, &error))?;
+        let made = tempfile::Builder::new().prefix("cpu-").tempdir_in(&self.runtimes);
+        let made = made.map_err(|error| cannot("write into", &self.runtimes, &error))?;
+        unpack(made.path())?;
+        for flavour in Flavour::ALL {
+            self.compile_runtime(flavour, made.path())?;
+        }
+        let made = made.keep();
+        match fs::rename(&made, &folder) {
+            Ok(()) => Ok(folder),
+            Err(_) if folder.is_dir() => {
+                // Another process was faster; what it made is the same.
+                let _ = fs::remove_dir_all(&made);
+                Ok(folder)
+            }
+            Err(error) => Err(cannot("name", &folder, &error)),
+        }
+    }
+
+    fn compile_runtime(&self, flavour: Flavour, folder: &Path) -> Result<(), EvaluatorError> {
+        let mut command = self.command(folder);
+        command.args(RUNTIME_FLAGS).args(flavour.runtime_flags()).args(flavour.runtime_sources());
+        command.args(["-r", "-nostdlib", "-o"]).arg(format!("{}.o", flavour.name()));
+        match run_limited(command, TIME_LIMIT, MEMORY_LIMIT)? {
+            Ended::Well => Ok(()),
+            Ended::Badly(messages) => {
+                let first = messages.lines().find(|line| line.contains("error")).unwrap_or(&messages).to_owned();
+                Err(EvaluatorError::new(format!(
+                    "`{}` cannot compile the CPU device's runtime: {first}",
+                    self.compiler.display()
+                ))
+                .with_hint("the CPU device is made for g++ 12 or newer on x86-64 or AArch64 Linux"))
+            }
+            Ended::Limit(reason) => Err(EvaluatorError::new(format!("compiling the CPU device's runtime: {reason}"))),
+        }
+    }
+}
+
+fn first_line(bytes: &[u8]) -> Option<String> {
+    String::from_utf8_lossy(bytes).lines().next().map(str::to_owned)
+}
+
+fn cannot(what: &str, path: &Path, error: &io::Error) -> EvaluatorError {
+    EvaluatorError::new(format!("cannot {what} {}: {error}", path.display()))
+}
+
+fn write(path: &Path, content: &str) -> Result<(), EvaluatorError> {
+    fs::write(path, content).map_err(|error| cannot("write", path, &error))
+}
+
+fn unpack(folder: &Path) -> Result<(), EvaluatorError> {
+    for (path, content) in FILES {
+        let path = folder.join(path);
+        let parent = path.parent().unwrap_or(folder);
+        fs::create_dir_all(parent).map_err(|error| cannot("make", parent, &error))?;
+        write(&path, content)?;
+    }
+    Ok(())
+}
+
+/// The candidate between the header and what registers its host function.
+fn translation_unit(candidate: &Candidate) -> String {
+    let after = match candidate.format {
+        Format::Kernel => "",
+        Format::Launch => "#line 1 \"after the candidate\"\n#include \"task.h\"\nCUDA_CPU_HOST_LAUNCH\n",
+    };
+    let source = rewrite(&candidate.source);
+    format!("#include \"cuda_cpu.h\"\n#line 1 \"{SOURCE_NAME}\"\n{source}\n{after}")
+}
+
+/// Columns of lines that `rewrite` changed are not the candidate's.
+fn without_moved_columns(mut failure: CompileFailure, source: &str) -> CompileFailure {
+    let rewritten = rewrite(source);
+    let moved = |line: u32| source.lines().nth(line as usize - 1) != rewritten.lines().nth(line as usize - 1);
+    let diagnostics = match &mut failure {
+        CompileFailure::Source(diagnostics) => diagnostics.as_mut_slice(),
+        CompileFailure::Unsupported(diagnostic) => std::slice::from_mut(diagnostic),
+        CompileFailure::Limit(_) => &mut [],
+    };
+    for diagnostic in diagnostics {
+        diagnostic.column = diagnostic.column.filter(|_| !diagnostic.line.is_some_and(|line| line > 0 && moved(line)));
+    }
+    failure
+}
+
+fn nothing_to_run() -> Diagnostic {
+    let message = "there is no TASK_LAUNCH(kernel, grid, block): nothing would run".to_owned();
+    Diagnostic { line: None, column: None, message }
+}
+
+/// How a compiler's process ended.
+enum Ended {
+    Well,
+    Badly(String),
+    Limit(String),
+}
+
+/// Runs a compiler in a process group of its own, and ends the group with it.
+fn run_limited(mut command: Command, time: Duration, memory: u64) -> Result<Ended, EvaluatorError> {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
+    limit_memory(&mut command, memory);
+    let name = command.get_program().display().to_string();
+    let mut child = command.spawn().map_err(|error| EvaluatorError::new(format!("cannot start `{name}`: {error}")))?;
+    let reader = child.stderr.take().map(|stream| std::thread::spawn(move || read_some(stream)));
+    let status = wait_until(&mut child, Instant::now() + time)?;
+    let messages = reader.and_then(|reader| reader.join().ok()).unwrap_or_default();
+    Ok(match status {
+        None => Ended::Limit(format!("the compiler took longer than {} s", time.as_secs())),
+        Some(status) if status.success() => Ended::Well,
+        Some(status) if status.signal().is_some() || out_of_memory(&messages) => {
+            Ended::Limit(format!("the compiler needed more than {} GiB of memory", memory >> 30))
+        }
+        Some(_) => Ended::Badly(messages),
+    })
+}
+
+fn out_of_memory(messages: &str) -> bool {
+    ["out of memory", "virtual memory exhausted", "Killed signal"].iter().any(|sign| messages.contains(sign))
+}
+
+#[expect(unsafe_code, reason = "limits belong to the child alone, so they are set between fork and exec")]
+fn limit_memory(command: &mut Command, bytes: u64) {
+    let limit = move || {
+        setrlimit(Resource::RLIMIT_AS, bytes, bytes)?;
+        setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
+        Ok(())
+    };
+    // SAFETY: setrlimit is a system call that allocates nothing and takes no lock.
+    unsafe { command.pre_exec(limit) };
+}
+
+/// Messages beyond a megabyte are read and dropped: nobody needs them, and a full pipe would stop the compiler.
+fn read_some(mut stream: impl Read) -> String {
+    let mut kept = Vec::new();
+    let _ = stream.by_ref().take(1 << 20).read_to_end(&mut kept);
+    let _ = io::copy(&mut stream, &mut io::sink());
+    String::from_utf8_lossy(&kept).into_owned()
+}
+
+fn wait_until(child: &mut Child, end: Instant) -> Result<Option<std::process::ExitStatus>, EvaluatorError> {
+    let failed = |error| EvaluatorError::new(format!("cannot wait for the compiler: {error}"));
+    let mut pause = Duration::from_millis(1);
+    loop {
+        if let Some(status) = child.try_wait().map_err(failed)? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= end {
+            let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
+            child.wait().map_err(failed)?;
+            return Ok(None);
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(10));
+    }
+}
+
+/// What a compiler's end says of the candidate.
+fn judge(ended: Ended) -> Result<Result<(), CompileFailure>, EvaluatorError> {
+    match ended {
+        Ended::Well => Ok(Ok(())),
+        Ended::Limit(reason) => Ok(Err(CompileFailure::Limit(reason))),
+        Ended::Badly(messages) if messages.contains("internal compiler error") => {
+            Err(EvaluatorError::new(format!("g++ failed: {}", messages.lines().next().unwrap_or_default())))
+        }
+        Ended::Badly(messages) => Ok(Err(failure(&messages))),
+    }
+}
+
+/// Errors at the candidate's lines. One that names what only the CPU device lacks makes the candidate unsupported.
+fn failure(messages: &str) -> CompileFailure {
+    let mut diagnostics = diagnostics(messages);
+    for diagnostic in &mut diagnostics {
+        if let Some(missing) = missing_on_this_device(&diagnostic.message) {
+            let message = format!("the CPU device does not support {missing}");
+            return CompileFailure::Unsupported(Diagnostic { message, ..diagnostic.clone() });
+        }
+    }
+    diagnostics.truncate(MOST_DIAGNOSTICS);
+    if diagnostics.is_empty() {
+        let message = messages.lines().next().unwrap_or("g++ failed without a message").to_owned();
+        diagnostics.push(Diagnostic { line: None, column: None, message });
+    }
+    CompileFailure::Source(diagnostics)
+}
+
+/// Where a message stands.
+struct Place {
+    line: u32,
+    column: Option<u32>,
+}
+
+/// Errors in the order in which g++ found them. One inside a header is put where the candidate brought it in.
+fn diagnostics(messages: &str) -> Vec<Diagnostic> {
+    let mut found: Vec<Diagnostic> = Vec::new();
+    let mut brought_in: Option<Place> = None;
+    for line in messages.lines() {
+        let own = place(line);
+        if let Some((_, message)) = line.split_once("error: ") {
+            let inherited = brought_in.take();
+            let place = own.or(inherited);
+            let (line, column) = place.map_or((None, None), |place| (Some(place.line), place.column));
+            let message = message.trim().trim_start_matches("static assertion failed: ").to_owned();
+            found.push(Diagnostic { line, column, message });
+        } else if let Some(undefined) = line.split_once("undefined reference to ") {
+            let line = own.map(|place| place.line);
+            found.push(Diagnostic { line, column: None, message: format!("undefined reference to {}", undefined.1) });
+        } else if own.is_some() && (line.contains("required from") || line.starts_with("In file included from")) {
+            brought_in = own;
+        } else if let (Some(own), Some(last)) = (own, found.last_mut().filter(|last| last.line.is_none())) {
+            (last.line, last.column) = (Some(own.line), own.column);
+        }
+    }
+    // What stands nowhere in the candidate comes of one mistake: the host function is missing or takes something else.
+    let mut nowhere = 0;
+    found.retain(|diagnostic| {
+        nowhere += usize::from(diagnostic.line.is_none());
+        diagnostic.line.is_some() || nowhere == 1
+    });
+    found
+}
+
+/// The first place in the candidate that a message names.
+fn place(line: &str) -> Option<Place> {
+    let at = line.find(SOURCE_NAME)? + SOURCE_NAME.len();
+    let mut numbers = line[at..].strip_prefix(':')?.split(|c: char| !c.is_ascii_digit());
+    Some(Place { line: numbers.next()?.parse().ok()?, column: numbers.next().and_then(|column| column.parse().ok()) })
+}
+
+/// What an error lacks, if it is CUDA's and not the candidate's.
+fn missing_on_this_device(message: &str) -> Option<String> {
+    if let Some((_, what)) = message.split_once("cuda-cpu-unsupported: ") {
+        return Some(what.trim_end_matches('"').to_owned());
+    }
+    if let Some(header) = message.strip_suffix(": No such file or directory") {
+        return belongs_to_cuda(header).then(|| format!("the header {header}"));
+    }
+    let unknown = [
+        "was not declared",
+        "does not name a type",
+        "has not been declared",
+        "undefined reference",
+        "is not a member of",
+    ];
+    if !unknown.iter().any(|phrase| message.contains(phrase)) {
+        return None;
+    }
+    let name = message.split(['‘', '\'', '`']).nth(1)?.split(['’', '\'', '(']).next()?;
+    let lacks =
+        belongs_to_cuda(name) || ["__tsan_", "__atomic_", "__ubsan_"].iter().any(|prefix| name.starts_with(prefix));
+    lacks.then(|| format!("`{name}`"))
+}
+
+/// Whether a name or a header looks like CUDA's own.
+fn belongs_to_cuda(name: &str) -> bool {
+    const PREFIXES: &[&str] = &[
+        "cuda",
+        "cub",
+        "curand",
+        "cufft",
+        "cusparse",
+        "cusolver",
+        "cudnn",
+        "cutlass",
+        "cute/",
+        "cooperative_groups",
+        "cg",
+        "thrust",
+        "nvcuda",
+        "nv/",
+        "nvrtc",
+        "mma",
+        "wmma",
+        "tex1D",
+        "tex2D",
+        "tex3D",
+        "texture",
+        "surf",
+        "atomic",
+        "__nv_",
+        "crt/",
+        "sm_",
+        "cp_async",
+    ];
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || is_intrinsic(name)
+}
+
+/// `__vadd4`, `__hcmadd`: two underscores and a small letter, as CUDA's intrinsics and few candidates have them.
+fn is_intrinsic(name: &str) -> bool {
+    name.strip_prefix("__").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_lowercase()))
+}
+
+/// What a program declares, read out of its file: nothing of it runs for that.
+struct Declared {
+    launches: Vec<Launch>,
+    scratch_bytes: u64,
+}
+
+impl Declared {
+    fn read(program: &Path) -> Result<Self, EvaluatorError> {
+        let bytes = fs::read(program).map_err(|error| cannot("read", program, &error))?;
+        let broken = |error| EvaluatorError::new(format!("{} is no program: {error}", program.display()));
+        let file = object::File::parse(bytes.as_slice()).map_err(broken)?;
+        let section = |name| file.section_by_name(name).and_then(|section| section.data().ok()).unwrap_or_default();
+        let mut launches = section("cuda_agent_launches").chunks_exact(RECORD_BYTES).map(launch).collect::<Vec<_>>();
+        launches.sort_by_key(|(order, _)| *order);
+        let launches = launches.into_iter().map(|(_, launch)| launch).collect();
+        let scratch = section("cuda_agent_scratch").first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        Ok(Self { launches, scratch_bytes: scratch })
+    }
+}
+
+/// `cuda_cpu_record` of `abi.h`: a name of 64 bytes and ten numbers.
+const RECORD_BYTES: usize = 64 + 10 * 4;
+
+/// A launch and its place among those of the source.
+fn launch(record: &[u8]) -> (u32, Launch) {
+    let (name, numbers) = record.split_at(64);
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+    let mut numbers =
+        numbers.chunks_exact(4).map(|bytes| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte)));
+    let mut next = || numbers.next().unwrap_or_default();
+    let launch = Launch {
+        symbol: String::from_utf8_lossy(name).into_owned(),
+        grid: [next(), next(), next()],
+        block: [next(), next(), next()],
+        shared_bytes: next(),
+        arguments: next(),
+    };
+    (next(), launch)
+}
+
+/// The line of the candidate that a program's instruction comes from; `None` without binutils' `addr2line`.
+pub fn source_line(program: &Path, address: u64) -> Option<u32> {
+    let arguments = [OsStr::new("-i"), OsStr::new("-e"), program.as_os_str()];
+    let output =
+        Command::new("addr2line").args(arguments).arg(format!("{address:#x}")).stderr(Stdio::null()).output().ok()?;
+    // Innermost first: the first line in the candidate is the place that called into a header.
+    String::from_utf8_lossy(&output.stdout).lines().find_map(place).map(|place| place.line)
+}
+
+#[cfg(test)]
+#[path = "host_test.rs"]
+mod tests;

@@ -1,0 +1,379 @@
+//! From a candidate's source to something that can run: on CPU cores, in parallel, cached by content.
+//!
+//! | format | for the GPU | for the CPU device |
+//! |---|---|---|
+//! | `kernel` | NVRTC in a worker process (`worker`, `nvrtc`), declarations read by `cubin` | a [`HostBuilder`] |
+//! | `launch` | nvcc, the library audited (`nvcc`) | a [`HostBuilder`] |
+//!
+//! Invariant: no compiler runs in this process, and none runs longer or takes more memory than its limits say.
+
+pub mod cache;
+pub mod cubin;
+pub mod diagnostics;
+pub mod host;
+mod names;
+pub mod nvcc;
+pub mod nvrtc;
+pub mod process;
+mod resources;
+pub mod rewrite;
+pub mod toolkit;
+pub mod worker;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use crate::candidate::{Candidate, Format};
+use crate::fault::EvaluatorError;
+use crate::header::task_header;
+use crate::task::TaskSpec;
+
+use cache::{Cache, Flights, Key, Outcome};
+use process::Limits;
+use toolkit::Toolkit;
+use worker::{Answer, Pool, Reply, Request, WorkerCommand};
+
+pub use worker::worker_main;
+
+/// What a compiler says of one place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Diagnostic {
+    /// In the candidate's source, counted from one; `None` where the compiler names none.
+    pub line: Option<u32>,
+    /// Likewise.
+    pub column: Option<u32>,
+    /// One line.
+    pub message: String,
+}
+
+/// What one kernel takes of a multiprocessor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelResources {
+    /// The kernel's name, demangled.
+    pub kernel: String,
+    /// Registers a thread.
+    pub registers: u32,
+    /// Static shared memory a block, in bytes.
+    pub shared_bytes: u32,
+    /// Local memory (stack frame) a thread, in bytes.
+    pub local_bytes: u32,
+    /// Bytes of spilled registers that are stored.
+    pub spill_store_bytes: u32,
+    /// Bytes of spilled registers that are loaded.
+    pub spill_load_bytes: u32,
+}
+
+/// One launch that a `kernel` candidate declares.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Launch {
+    /// The kernel's symbol in the module.
+    pub symbol: String,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Dynamic shared memory, in bytes.
+    pub shared_bytes: u32,
+    /// How many parameters the kernel takes: the task's tensors, and perhaps the scratch buffer.
+    pub arguments: u32,
+}
+
+/// Something that can run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Built {
+    /// The files.
+    pub artifact: Artifact,
+    /// For `kernel` candidates, in order.
+    pub launches: Vec<Launch>,
+    /// Scratch memory that it asks for, in bytes.
+    pub scratch_bytes: u64,
+    /// Per kernel; empty for the CPU device.
+    pub resources: Vec<KernelResources>,
+    /// The compiler and its version.
+    pub compiler: String,
+    /// Seconds that compiling took, when it was done.
+    pub seconds: f64,
+}
+
+/// The files of something that can run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Artifact {
+    /// Machine code for the GPU.
+    Cubin(PathBuf),
+    /// A shared library with the host function `launch`.
+    Library(PathBuf),
+    /// Programs for the CPU device.
+    Host {
+        /// Built with AddressSanitizer.
+        memory: PathBuf,
+        /// Built to find races.
+        race: PathBuf,
+    },
+}
+
+/// Why there is nothing to run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CompileFailure {
+    /// The source is wrong.
+    Source(Vec<Diagnostic>),
+    /// The source needs what the device does not offer (inline PTX on the CPU device, say).
+    Unsupported(Diagnostic),
+    /// The compiler took too long, or too much memory.
+    Limit(String),
+}
+
+impl Artifact {
+    /// Each file with what it is.
+    pub fn files(&self) -> Vec<(&'static str, &Path)> {
+        match self {
+            Self::Cubin(path) => vec![("cubin", path)],
+            Self::Library(path) => vec![("so", path)],
+            Self::Host { memory, race } => vec![("memory", memory), ("race", race)],
+        }
+    }
+
+    /// The same with other paths.
+    pub fn each(&self, path_of: impl Fn(&str, &Path) -> PathBuf) -> Self {
+        match self {
+            Self::Cubin(path) => Self::Cubin(path_of("cubin", path)),
+            Self::Library(path) => Self::Library(path_of("so", path)),
+            Self::Host { memory, race } => {
+                Self::Host { memory: path_of("memory", memory), race: path_of("race", race) }
+            }
+        }
+    }
+}
+
+/// What to compile for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// A GPU of an architecture: `sm_90`.
+    Gpu {
+        /// As compilers call it.
+        architecture: String,
+    },
+    /// The CPU device.
+    Cpu,
+}
+
+/// Builds candidates for the CPU device.
+pub trait HostBuilder: Send + Sync {
+    /// The compiler, its version, its options, the headers: everything but the candidate that decides what is built.
+    fn identity(&self) -> String;
+
+    /// Builds a candidate in a folder; the files of the result lie in it.
+    fn build(&self, candidate: &Candidate, task_header: &str, folder: &Path) -> Result<Outcome, EvaluatorError>;
+}
+
+impl HostBuilder for host::HostToolchain {
+    fn identity(&self) -> String {
+        self.identity()
+    }
+
+    fn build(&self, candidate: &Candidate, task_header: &str, folder: &Path) -> Result<Outcome, EvaluatorError> {
+        self.build(candidate, task_header, folder)
+    }
+}
+
+/// Bytes that the cache may take.
+const CACHE_BYTES: u64 = 4 << 30;
+
+/// Compiles candidates: any number of threads may ask at once.
+pub struct Compiler {
+    toolkit: Toolkit,
+    cache: Cache,
+    pool: Pool,
+    host: Option<Arc<dyn HostBuilder>>,
+    flights: Flights<Key, Result<Outcome, EvaluatorError>>,
+    nvrtc_identity: OnceLock<Result<String, EvaluatorError>>,
+    nvcc: OnceLock<Result<nvcc::Nvcc, EvaluatorError>>,
+}
+
+impl Compiler {
+    /// With the compilers of a toolkit, a folder for results, and how many compilers may run at a time.
+    pub fn new(toolkit: Toolkit, cache: &Path, workers: usize) -> Result<Self, EvaluatorError> {
+        Self::with_worker(toolkit, cache, workers, WorkerCommand::of_this_program()?, Limits::default())
+    }
+
+    /// The same with another program for workers, and other limits.
+    pub fn with_worker(
+        toolkit: Toolkit,
+        cache: &Path,
+        workers: usize,
+        mut command: WorkerCommand,
+        limits: Limits,
+    ) -> Result<Self, EvaluatorError> {
+        let opened = Cache::open(cache, CACHE_BYTES).map_err(|error| about(cache, &error))?;
+        if let Ok(files) = toolkit.nvrtc() {
+            let folder = nvrtc::search_path(cache, files).map_err(|error| about(cache, &error))?;
+            command.variables.push(("LD_LIBRARY_PATH".to_owned(), folder.display().to_string()));
+        }
+        Ok(Self {
+            toolkit,
+            cache: opened,
+            pool: Pool::new(command, limits, workers),
+            host: None,
+            flights: Flights::default(),
+            nvrtc_identity: OnceLock::new(),
+            nvcc: OnceLock::new(),
+        })
+    }
+
+    /// Lets it compile for the CPU device.
+    pub fn with_host(mut self, host: Arc<dyn HostBuilder>) -> Self {
+        self.host = Some(host);
+        self
+    }
+
+    /// Compiles a candidate, unless that was done before.
+    pub fn compile(&self, candidate: &Candidate, spec: &TaskSpec, target: &Target) -> Result<Outcome, EvaluatorError> {
+        let header = task_header(spec);
+        let key = self.key(candidate, &header, target)?;
+        let work = || match self.cache.get(&key) {
+            Some(outcome) => Ok(outcome),
+            None => self.build(&Work { candidate, spec, header: &header, target, key: &key }),
+        };
+        self.flights.join(&key, work, Err(EvaluatorError::new("compiling failed in another thread")))
+    }
+
+    fn key(&self, candidate: &Candidate, header: &str, target: &Target) -> Result<Key, EvaluatorError> {
+        let source = candidate.source.as_str();
+        match (target, candidate.format) {
+            (Target::Cpu, format) => {
+                Ok(Key::of(&["cpu", &format!("{format:?}"), &self.host()?.identity(), header, source]))
+            }
+            (Target::Gpu { architecture }, Format::Launch) => {
+                let nvcc = self.nvcc()?;
+                let runtime = nvcc.runtime.display().to_string();
+                let options = nvcc::Nvcc::options(architecture).join(" ");
+                Ok(Key::of(&["launch", &nvcc.version, &options, &runtime, header, source]))
+            }
+            (Target::Gpu { architecture }, Format::Kernel) => {
+                let options = nvrtc::options(architecture).join(" ");
+                let headers = nvrtc::headers(header).into_iter().map(|(name, text)| format!("{name}\0{text}\0"));
+                Ok(Key::of(&["kernel", &self.nvrtc_identity()?, &options, &headers.collect::<String>(), source]))
+            }
+        }
+    }
+
+    fn build(&self, work: &Work) -> Result<Outcome, EvaluatorError> {
+        let turn = self.pool.turn();
+        let workshop =
+            self.cache.workshop().map_err(|error| EvaluatorError::new(format!("the compile cache: {error}")))?;
+        let outcome = match (work.target, work.candidate.format) {
+            (Target::Cpu, _) => self.host()?.build(work.candidate, work.header, workshop.path())?,
+            (Target::Gpu { architecture }, Format::Launch) => self.launch(work, architecture, workshop.path())?,
+            (Target::Gpu { architecture }, Format::Kernel) => {
+                self.kernel(work, architecture, &turn, workshop.path())?
+            }
+        };
+        self.cache.put(work.key, outcome).map_err(|error| EvaluatorError::new(format!("the compile cache: {error}")))
+    }
+
+    fn launch(&self, work: &Work, architecture: &str, folder: &Path) -> Result<Outcome, EvaluatorError> {
+        let source = work.candidate.source.as_str();
+        let job = nvcc::Job { source, task_header: work.header, architecture, spec: work.spec };
+        self.nvcc()?.build(&job, folder, self.pool.limits())
+    }
+
+    fn kernel(
+        &self,
+        work: &Work,
+        architecture: &str,
+        turn: &worker::Turn,
+        folder: &Path,
+    ) -> Result<Outcome, EvaluatorError> {
+        let start = Instant::now();
+        let source = work.candidate.source.as_str();
+        let output = folder.join("candidate.cubin");
+        let request = Request {
+            source: source.to_owned(),
+            headers: nvrtc::headers(work.header),
+            options: self.nvrtc_options(architecture)?,
+            output: output.clone(),
+        };
+        let (log, version) = match turn.ask(self.toolkit.nvrtc()?, &request)? {
+            Reply::Answered(Answer::Compiled(log), version) => (log, version),
+            Reply::Answered(Answer::Rejected(log), _) => {
+                return Ok(Err(CompileFailure::Source(without_header(diagnostics::diagnostics(&log, source), source))));
+            }
+            Reply::Answered(Answer::Broken(reason), _) | Reply::TimedOut(reason) | Reply::Crashed(reason) => {
+                return Ok(Err(CompileFailure::Limit(reason)));
+            }
+            Reply::Answered(Answer::Failed(reason), _) => return Err(EvaluatorError::new(reason)),
+        };
+        let cubin = std::fs::read(&output).map_err(|error| about(&output, &error))?;
+        let tensors = u32::try_from(work.spec.read().count() + work.spec.outputs.len()).unwrap_or(u32::MAX - 1);
+        let declared = match cubin::declared(&cubin, &log, source, tensors) {
+            Ok(declared) => declared,
+            Err(faults) => return Ok(Err(CompileFailure::Source(faults))),
+        };
+        Ok(Ok(Built {
+            artifact: Artifact::Cubin(output),
+            launches: declared.launches,
+            scratch_bytes: declared.scratch_bytes,
+            resources: resources::resources(&log),
+            compiler: format!("NVRTC {version}"),
+            seconds: start.elapsed().as_secs_f64(),
+        }))
+    }
+
+    fn nvrtc_options(&self, architecture: &str) -> Result<Vec<String>, EvaluatorError> {
+        let include = self.toolkit.include()?;
+        let mut options = nvrtc::options(architecture);
+        options.extend([include.to_path_buf(), include.join("cccl")].map(|folder| format!("-I{}", folder.display())));
+        Ok(options)
+    }
+
+    fn host(&self) -> Result<&dyn HostBuilder, EvaluatorError> {
+        self.host.as_deref().ok_or_else(|| EvaluatorError::new("there is no compiler for the CPU device"))
+    }
+
+    fn nvcc(&self) -> Result<&nvcc::Nvcc, EvaluatorError> {
+        let found = self.nvcc.get_or_init(|| nvcc::Nvcc::new(self.toolkit.nvcc()?, self.toolkit.runtime()?));
+        found.as_ref().map_err(Clone::clone)
+    }
+
+    /// The library's own content: NVRTC has no way to tell its patch release.
+    fn nvrtc_identity(&self) -> Result<String, EvaluatorError> {
+        let identify = || {
+            let mut hasher = blake3::Hasher::new();
+            let include = self.toolkit.include()?;
+            for file in [&self.toolkit.nvrtc()?.library, &include.join("cuda_fp16.hpp"), &include.join("cuda.h")] {
+                hasher.update_mmap(file).map_err(|error| about(file, &error))?;
+            }
+            Ok(hasher.finalize().to_hex().to_string())
+        };
+        self.nvrtc_identity.get_or_init(identify).clone()
+    }
+}
+
+/// Without `task.h` nothing that a candidate names is known; that is said first.
+fn without_header(mut found: Vec<Diagnostic>, source: &str) -> Vec<Diagnostic> {
+    if !source.contains("task.h") {
+        found.insert(0, Diagnostic { line: Some(1), column: None, message: "task.h is not included".to_owned() });
+        found.truncate(diagnostics::MOST);
+    }
+    found
+}
+
+/// One build.
+struct Work<'a> {
+    candidate: &'a Candidate,
+    spec: &'a TaskSpec,
+    header: &'a str,
+    target: &'a Target,
+    key: &'a Key,
+}
+
+fn about(path: &Path, error: &std::io::Error) -> EvaluatorError {
+    EvaluatorError::new(format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests;

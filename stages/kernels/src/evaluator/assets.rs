@@ -1,0 +1,39 @@
+//! The reference's Python, which travels inside the binary.
+
+use std::path::{Path, PathBuf};
+
+use crate::fault::EvaluatorError;
+
+include!(concat!(env!("OUT_DIR"), "/python.rs"));
+
+/// Writes the files to a folder below `cache` that is named by their digest, and returns the path of reference.py.
+pub fn unpack(cache: &Path) -> Result<PathBuf, EvaluatorError> {
+    let mut hasher = blake3::Hasher::new_derive_key("cuda-agent reference files v1");
+    for (name, text) in PYTHON {
+        hasher.update(name.as_bytes()).update(&[0]).update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+    }
+    let folder = cache.join("python").join(&hasher.finalize().to_hex()[..16]);
+    let script = folder.join("reference.py");
+    if !script.is_file() {
+        write(&folder).map_err(|error| {
+            EvaluatorError::new(format!("{}: {error}", folder.display()))
+                .with_hint("name a folder that can be written with --cache")
+        })?;
+    }
+    Ok(script)
+}
+
+fn write(folder: &Path) -> std::io::Result<()> {
+    let parent = folder.parent().expect("it has one");
+    std::fs::create_dir_all(parent)?;
+    let partial = tempfile::tempdir_in(parent)?;
+    for (name, text) in PYTHON {
+        std::fs::write(partial.path().join(name), text)?;
+    }
+    // Another process may have been faster; its files are the same.
+    let partial = partial.keep();
+    if std::fs::rename(&partial, folder).is_err() {
+        std::fs::remove_dir_all(&partial)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! Is it right? Fresh inputs, each run with two poison patterns, judged by the reference.
+
+use std::time::Duration;
+
+use super::lane::{Lane, Runner};
+use super::random::Choices;
+use crate::compile::Built;
+use crate::fault::{EvaluatorError, Fault, FaultKind};
+use crate::gate::Shared;
+use crate::reference::{Judgement, OutputJudgement, Task, TaskError};
+use crate::runner::cpu::Span;
+use crate::verdict::{Failure, Outcome};
+
+/// How checking ended.
+pub enum Checked {
+    /// Right on every input; the worst errors by output.
+    Right(Vec<OutputJudgement>),
+    /// A run ended badly, on this input.
+    Fault(Fault, u32),
+    /// A result is wrong.
+    Wrong(Failure),
+    /// The task cannot be worked with.
+    Task(TaskError),
+}
+
+/// What is checked.
+pub struct Check<'a> {
+    /// The task.
+    pub task: &'a Task,
+    /// The candidate.
+    pub built: &'a Built,
+    /// Draws the inputs.
+    pub seed: u64,
+    /// How many inputs.
+    pub inputs: u32,
+    /// Of one run.
+    pub limit: Duration,
+    /// Who else uses the card.
+    pub shared: &'a Shared<'a>,
+}
+
+/// Checks a candidate in a lane.
+pub fn check(lane: &mut Lane, check: &Check) -> Result<Checked, EvaluatorError> {
+    let layout = match lane.reference()?.begin(check.task, check.seed, check.built.scratch_bytes, 1)? {
+        Ok(layout) => layout,
+        Err(error) if error.kind == "memory" && check.built.scratch_bytes > 0 => {
+            let message = format!(
+                "{} bytes of scratch memory are more than it can have: {}",
+                check.built.scratch_bytes, error.message
+            );
+            return Ok(Checked::Fault(Fault { kind: FaultKind::Launch, message, line: None }, 0));
+        }
+        Err(error) => return Ok(Checked::Task(error)),
+    };
+    if let Err(fault) = lane.load(check.built, &layout.arena, check.limit)? {
+        return Ok(Checked::Fault(fault, 1));
+    }
+    let mut choices = Choices(check.seed);
+    let mut accuracy: Vec<OutputJudgement> = Vec::new();
+    for trial in 0..check.inputs {
+        let mut found = [None, None];
+        for pattern in 0..2u8 {
+            if let Err(error) = lane.reference()?.draw(0, trial, pattern, pattern == 1)? {
+                return Ok(Checked::Task(error));
+            }
+            if let Err(fault) = lane.run(&layout.sets[0], pattern, choices.next(), check)? {
+                return Ok(Checked::Fault(fault, trial + 1));
+            }
+            match lane.reference()?.judge(0)? {
+                Ok(judgement) => found[usize::from(pattern)] = Some(judgement),
+                Err(error) => return Ok(Checked::Task(error)),
+            }
+        }
+        let [Some(first), Some(second)] = found else { unreachable!("both patterns were judged") };
+        match decide(first, second) {
+            Ok(outputs) => keep_worst(&mut accuracy, outputs),
+            Err(judgement) => return Ok(Checked::Wrong(Failure { input: trial + 1, timed: false, judgement })),
+        }
+    }
+    Ok(Checked::Right(accuracy))
+}
+
+/// One judgement of two: the second knows what was never written, which explains whatever else is wrong.
+fn decide(first: Judgement, second: Judgement) -> Result<Vec<OutputJudgement>, Judgement> {
+    let explains = second.outputs.iter().any(|output| output.unwritten.is_some_and(|count| count > 0));
+    match (is_right(&first), is_right(&second)) {
+        (true, true) => Ok(second.outputs),
+        (false, _) if !explains => Err(first),
+        _ => Err(second),
+    }
+}
+
+/// Whether nothing at all speaks against a run.
+pub fn is_right(judgement: &Judgement) -> bool {
+    judgement.outputs.iter().all(|output| output.pass && output.unwritten.unwrap_or(0) == 0)
+        && judgement.inputs_changed.is_empty()
+        && judgement.red_zones.is_empty()
+}
+
+fn keep_worst(kept: &mut Vec<OutputJudgement>, outputs: Vec<OutputJudgement>) {
+    let error = |output: &OutputJudgement| {
+        output.error_rms.or(output.worst.as_ref().and_then(|worst| worst.error)).unwrap_or(0.0)
+    };
+    if kept.is_empty() {
+        *kept = outputs;
+        return;
+    }
+    for (kept, new) in kept.iter_mut().zip(outputs) {
+        if error(&new) > error(kept) {
+            *kept = new;
+        }
+    }
+}
+
+/// The outcome that a wrong result stands for: writes where none belong explain the rest, so they go first.
+pub fn outcome(judgement: &Judgement) -> Outcome {
+    if !judgement.red_zones.is_empty() {
+        return Outcome::OutOfBounds;
+    }
+    if !judgement.inputs_changed.is_empty() {
+        return Outcome::InputChanged;
+    }
+    let wrong = || judgement.outputs.iter().filter(|output| !output.pass || output.unwritten.unwrap_or(0) > 0);
+    if wrong().any(|output| output.unwritten.unwrap_or(0) > 0) {
+        return Outcome::Unwritten;
+    }
+    match wrong().any(|output| output.nonfinite > 0) {
+        true => Outcome::Nonfinite,
+        false => Outcome::Wrong,
+    }
+}
+
+/// One line on a wrong result.
+pub fn summary(failure: &Failure) -> String {
+    let judgement = &failure.judgement;
+    if let Some(zone) = judgement.red_zones.first() {
+        return format!("it writes {} bytes {} {}", zone.offset, zone.side, zone.near);
+    }
+    if let Some(name) = judgement.inputs_changed.first() {
+        return format!("it writes to {name}, which is read-only");
+    }
+    let wrong = judgement.outputs.iter().find(|output| !output.pass || output.unwritten.unwrap_or(0) > 0);
+    let Some(output) = wrong else { return "its results are wrong".to_owned() };
+    let (name, total) = (&output.name, output.total);
+    match output {
+        OutputJudgement { unwritten: Some(count @ 1..), .. } => {
+            format!("{count} of {total} elements of {name} were never written")
+        }
+        OutputJudgement { nonfinite: count @ 1.., .. } => {
+            format!("{count} of {total} elements of {name} are infinite or NaN where the reference is finite")
+        }
+        OutputJudgement { reason: Some(reason), .. } if reason == "zeros" => format!("{name} is all zeros"),
+        OutputJudgement { mismatched: 0, .. } => format!("{name} is less precise than the policy allows"),
+        OutputJudgement { mismatched, .. } => format!("{mismatched} of {total} elements of {name} are wrong"),
+    }
+}
+
+impl Lane {
+    /// Runs a loaded candidate once.
+    fn run(
+        &mut self,
+        arguments: &crate::runner::Arguments,
+        pattern: u8,
+        order: u64,
+        check: &Check,
+    ) -> Result<Result<(), Fault>, EvaluatorError> {
+        match self.runner() {
+            Runner::Gpu(runner) => runner.run_beside_others(arguments, check.limit, || check.shared.be_late()),
+            // The second pattern runs in the program that finds races, in another order of threads.
+            Runner::Cpu { memory, race } => {
+                let program = if pattern == 0 { memory } else { race };
+                let span = |[offset, bytes]: [u64; 2]| Span { offset, bytes };
+                let tensors: Vec<Span> = arguments.tensors.iter().copied().map(span).collect();
+                Ok(program.run(order, &tensors, span(arguments.scratch), check.limit)?.map(drop))
+            }
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! The runner of the GPU: a child process that holds a CUDA context and launches candidates.
+//!
+//! A `kernel` candidate is device code only, so the child runs nothing but our own host code and its context serves one
+//! candidate after another until a fault spoils it. A `launch` candidate brings host code: its child is used once.
+//! Expected outputs never reach this process; buffers lie in the arena, which the reference made and judges.
+
+mod server;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use server::main;
+
+use super::process::{Ended, Process};
+use super::{Arguments, Spans};
+use crate::compile::{Artifact, Built, Launch};
+use crate::fault::{EvaluatorError, Fault, FaultKind};
+
+/// What the parent asks; each is answered once.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case")]
+enum Ask {
+    /// Map the arena; the one before is unmapped.
+    Open { ipc_handle: String, bytes: u64 },
+    /// Load a candidate; the one before is unloaded.
+    Load { artifact: Artifact, launches: Vec<Launch>, preload: Vec<PathBuf> },
+    /// Launch once and wait.
+    Run { arguments: Spans },
+    /// Launch once behind a flush of the L2 cache, between two events.
+    Time { arguments: Spans },
+    /// All of that but the launch: what the parent's watch must take off.
+    Nothing,
+    /// Launch so often without a pause and wait: the parent holds the watch.
+    Repeat { arguments: Spans, count: u32 },
+}
+
+/// What the child answers.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Answer {
+    /// It holds a context.
+    Ready { device: String },
+    /// Done; milliseconds of GPU time where that was asked.
+    Done { ms: f64 },
+    /// The candidate's fault.
+    Fault(Fault),
+    /// The machine's.
+    Error(String),
+}
+
+/// How to start runners of one GPU.
+#[derive(Clone, Debug)]
+pub struct GpuRunners {
+    /// This program.
+    pub executable: PathBuf,
+    /// The GPU's UUID, or its index.
+    pub gpu: String,
+    /// Libraries that `launch` candidates need, to be loaded first.
+    pub preload: Vec<PathBuf>,
+}
+
+/// A child with a context.
+pub struct GpuRunner {
+    process: Process,
+    preload: Vec<PathBuf>,
+    /// The arena that it has mapped.
+    arena: Option<(String, u64)>,
+    /// Whether a candidate's own code runs in it, which can write answers.
+    is_tainted: bool,
+}
+
+/// While the driver takes down the context of a candidate that hung, calls of every other process wait, for seconds.
+const LEAST_ALONE: Duration = Duration::from_secs(5);
+
+/// Making a context takes 0.1 s on an idle machine, and many times that when dozens are made at once.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// The word for a runner that copies each argument into an allocation of exactly its size.
+pub(super) const PRIVATE: &str = "--private";
+
+impl GpuRunners {
+    /// Starts a child and waits until it holds a context.
+    pub fn start(&self) -> Result<GpuRunner, EvaluatorError> {
+        let mut command = Command::new(&self.executable);
+        command.args(["kernels", "runner"]);
+        self.start_as(command)
+    }
+
+    /// The same below a tool that watches it, whose own words come first. Its tensors are allocations of their own there:
+    /// in the arena a write beside one would hit another, which no tool can see.
+    pub fn start_below(&self, tool: &[String]) -> Result<GpuRunner, EvaluatorError> {
+        let (program, arguments) = tool.split_first().expect("a tool has a name");
+        let mut command = Command::new(program);
+        command.args(arguments).arg(&self.executable).args(["kernels", "runner", PRIVATE]);
+        self.start_as(command)
+    }
+
+    fn start_as(&self, mut command: Command) -> Result<GpuRunner, EvaluatorError> {
+        command.env_clear().env("CUDA_VISIBLE_DEVICES", &self.gpu);
+        command.envs(SAFE_ENVIRONMENT);
+        for name in ["LD_LIBRARY_PATH", "PATH", "TMPDIR"] {
+            command.envs(std::env::var_os(name).map(|value| (name, value)));
+        }
+        let process = Process::start(&mut command)
+            .map_err(|error| EvaluatorError::new(format!("{}: {error}", self.executable.display())))?;
+        let mut runner = GpuRunner { process, preload: self.preload.clone(), arena: None, is_tainted: false };
+        let line = runner.process.line(START_LIMIT).map_err(|ended| EvaluatorError::new(lost("a runner", &ended)))?;
+        match serde_json::from_str(&line) {
+            Ok(Answer::Ready { .. }) => Ok(runner),
+            Ok(Answer::Error(message)) => Err(EvaluatorError::new(message)),
+            _ => Err(EvaluatorError::new(format!("a runner started with `{line}`"))),
+        }
+    }
+}
+
+/// Multicast can put a whole host's GPUs out of service; one connection makes contexts several times cheaper.
+pub(crate) const SAFE_ENVIRONMENT: [(&str, &str); 5] = [
+    ("CUDA_DEVICE_MAX_CONNECTIONS", "1"),
+    ("CUDA_MODULE_LOADING", "LAZY"),
+    ("NCCL_NVLS_ENABLE", "0"),
+    ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"),
+    ("NVSHMEM_DISABLE_NVLS", "1"),
+];
+
+impl GpuRunner {
+    /// Maps the arena, unless it is mapped already.
+    pub fn open(&mut self, ipc_handle: &str, bytes: u64) -> Result<(), EvaluatorError> {
+        let arena = (ipc_handle.to_owned(), bytes);
+        if self.arena.as_ref() == Some(&arena) {
+            return Ok(());
+        }
+        self.arena = None;
+        let ask = Ask::Open { ipc_handle: arena.0.clone(), bytes };
+        match self.ask(&ask, START_LIMIT)? {
+            Ok(_) => self.arena = Some(arena),
+            Err(fault) => {
+                return Err(EvaluatorError::new(format!("a runner could not map the arena: {}", fault.message)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Loads a candidate.
+    pub fn load(&mut self, built: &Built, limit: Duration) -> Result<Result<(), Fault>, EvaluatorError> {
+        let (artifact, launches) = (built.artifact.clone(), built.launches.clone());
+        self.is_tainted |= matches!(artifact, Artifact::Library(_));
+        let ask = Ask::Load { artifact, launches, preload: self.preload.clone() };
+        Ok(self.ask(&ask, limit)?.map(drop))
+    }
+
+    /// Launches once and waits for the end.
+    pub fn run(&mut self, arguments: &Arguments, limit: Duration) -> Result<Result<(), Fault>, EvaluatorError> {
+        Ok(self.ask(&Ask::Run { arguments: arguments.spans() }, limit)?.map(drop))
+    }
+
+    /// The same beside others: at the limit `late` waits until they are done, and then the run has as much time again.
+    pub fn run_beside_others<Guard>(
+        &mut self,
+        arguments: &Arguments,
+        limit: Duration,
+        late: impl FnOnce() -> Guard,
+    ) -> Result<Result<(), Fault>, EvaluatorError> {
+        let line = serde_json::to_string(&Ask::Run { arguments: arguments.spans() }).expect("plain data");
+        let answer = self.process.ask_twice(&line, limit, LEAST_ALONE, late);
+        Ok(self.heard(answer, limit)?.map(drop))
+    }
+
+    /// Milliseconds of GPU time of one run with cold caches.
+    pub fn time(&mut self, arguments: &Arguments, limit: Duration) -> Result<Result<f64, Fault>, EvaluatorError> {
+        self.ask(&Ask::Time { arguments: arguments.spans() }, limit)
+    }
+
+    /// The same without a run.
+    pub fn time_nothing(&mut self, limit: Duration) -> Result<Result<f64, Fault>, EvaluatorError> {
+        self.ask(&Ask::Nothing, limit)
+    }
+
+    /// Runs `count` times; the caller times this call.
+    pub fn repeat(
+        &mut self,
+        arguments: &Arguments,
+        count: u32,
+        limit: Duration,
+    ) -> Result<Result<(), Fault>, EvaluatorError> {
+        Ok(self.ask(&Ask::Repeat { arguments: arguments.spans(), count }, limit)?.map(drop))
+    }
+
+    /// Whether it can serve another candidate.
+    pub fn is_usable(&self) -> bool {
+        self.process.is_alive()
+    }
+
+    /// Lets it end by itself.
+    pub fn finish(self, limit: Duration) {
+        let _ = self.process.finish(limit);
+    }
+
+    fn ask(&mut self, ask: &Ask, limit: Duration) -> Result<Result<f64, Fault>, EvaluatorError> {
+        let line = serde_json::to_string(ask).expect("plain data");
+        let answer = self.process.ask(&line, limit);
+        self.heard(answer, limit)
+    }
+
+    fn heard(&mut self, answer: Result<String, Ended>, limit: Duration) -> Result<Result<f64, Fault>, EvaluatorError> {
+        let line = match answer {
+            Ok(line) => line,
+            Err(ended) => return Ok(Err(self.died(&ended, limit))),
+        };
+        match serde_json::from_str(&line) {
+            Ok(Answer::Done { ms }) if ms.is_finite() => Ok(Ok(ms)),
+            Ok(Answer::Fault(fault)) if fault.kind != FaultKind::Unsupported => {
+                // After a fault in a kernel every later call in that context fails too.
+                if fault.kind != FaultKind::Launch {
+                    self.process.kill();
+                }
+                Ok(Err(fault))
+            }
+            Ok(Answer::Error(message)) if !self.is_tainted => {
+                self.process.kill();
+                Err(EvaluatorError::new(message))
+            }
+            // Only a `launch` candidate's own code, or what it did to its process, can have written this.
+            _ => {
+                self.process.kill();
+                let line: String = line.chars().take(200).collect();
+                let message = format!("its runner answered `{line}`");
+                Ok(Err(Fault { kind: FaultKind::Crash, message, line: None }))
+            }
+        }
+    }
+
+    fn died(&mut self, ended: &Ended, limit: Duration) -> Fault {
+        let kind = match ended {
+            Ended::Timeout => FaultKind::Timeout,
+            Ended::Exited { .. } => FaultKind::Crash,
+        };
+        let message = match ended {
+            Ended::Timeout => format!("it did not end within {:.1} s and was killed", limit.as_secs_f64()),
+            Ended::Exited { .. } => lost("its process", ended),
+        };
+        Fault { kind, message, line: None }
+    }
+}
+
+fn lost(who: &str, ended: &Ended) -> String {
+    match ended {
+        Ended::Timeout => format!("{who} did not answer in time"),
+        Ended::Exited { how, stderr } => {
+            let last = stderr.lines().rev().find(|line| !line.trim().is_empty());
+            format!("{who} ended with {how}{}", last.map(|line| format!(": {line}")).unwrap_or_default())
+        }
+    }
+}

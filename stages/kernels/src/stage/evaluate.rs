@@ -1,0 +1,115 @@
+//! The stage kind `kernels/evaluate`: candidates in, verdicts out.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use cuda_agent_protocol::{Program, ProgramError, Request, RowInput, RowResult, RowStatus};
+use serde_json::{Map, Value, json};
+
+use super::{evaluator, flag, number, template};
+use crate::candidate::Candidate;
+use crate::compile::KernelResources;
+use crate::evaluator::{Evaluator, Settings, secret};
+use crate::fault::EvaluatorError;
+use crate::reference::{STEP_LIMIT, Task};
+use crate::verdict::{Compared, Verdict};
+
+/// Runs the stage.
+pub fn main() -> u8 {
+    Program::main(|program| {
+        let request = program.request.clone();
+        let (settings, template) = (settings(&request)?, template(&request)?);
+        let evaluator = evaluator(&request, STEP_LIMIT)?;
+        let width = evaluator.width();
+        program.each_row_at_once(width, |row| answer(&evaluator, &settings, &template, row))
+    })
+}
+
+fn settings(request: &Request) -> Result<Settings, ProgramError> {
+    let mut baselines = Vec::new();
+    if flag(request, "timing") {
+        baselines.push("eager".to_owned());
+        baselines.extend(flag(request, "compile").then(|| "compile".to_owned()));
+    }
+    Ok(Settings {
+        inputs: number(request, "inputs") as u32,
+        limit: Duration::from_secs_f64(number(request, "time_limit_s")),
+        baselines,
+        max_trials: number(request, "max_trials") as u32,
+        sanitizer: flag(request, "sanitizer"),
+        reward: super::reward(request)?,
+    })
+}
+
+fn answer(evaluator: &Evaluator, settings: &Settings, template: &Task, row: RowInput) -> RowResult {
+    match judge(evaluator, settings, template, &row) {
+        Ok(verdict) => finished(row.row, RowStatus::Done, None, None, Some(columns(&verdict))),
+        Err(Refused::Row(reason)) => finished(row.row, RowStatus::Rejected, Some("format"), Some(reason), None),
+        Err(Refused::Machine(error)) => {
+            finished(row.row, RowStatus::Failed, Some("evaluator"), Some(error.message), None)
+        }
+    }
+}
+
+enum Refused {
+    /// The row makes no sense, now or ever.
+    Row(String),
+    /// The evaluator could not do its work.
+    Machine(EvaluatorError),
+}
+
+fn judge(evaluator: &Evaluator, settings: &Settings, template: &Task, row: &RowInput) -> Result<Verdict, Refused> {
+    let column = |name: &str| row.columns.get(name).and_then(Value::as_str);
+    let missing = |name: &str| Refused::Row(format!("the row has no {name}"));
+    let format = column("format").ok_or_else(|| missing("format"))?;
+    let format = serde_json::from_value(json!(format))
+        .map_err(|_| Refused::Row(format!("`{format}` is neither kernel nor launch")))?;
+    let source = column("source").ok_or_else(|| missing("source"))?.to_owned();
+    let code = column("code").ok_or_else(|| missing("code"))?.to_owned();
+    let task = Task { code, ..template.clone() };
+    let candidate = Candidate { format, source, name: "candidate.cu".into() };
+    // A row's seed is public, so that alone would let a candidate know its inputs.
+    let seed = secret().map_err(Refused::Machine)? ^ row.seed as u64;
+    evaluator.evaluate(&task, &candidate, seed, settings).map_err(Refused::Machine)
+}
+
+fn finished(
+    row: String,
+    status: RowStatus,
+    reason: Option<&str>,
+    detail: Option<String>,
+    verdict: Option<Map<String, Value>>,
+) -> RowResult {
+    let outputs = verdict.map(|verdict| BTreeMap::from([("verdicts".to_owned(), vec![verdict])])).unwrap_or_default();
+    RowResult { row, status, reason: reason.map(str::to_owned), detail, outputs }
+}
+
+fn columns(verdict: &Verdict) -> Map<String, Value> {
+    let performance = verdict.performance.as_ref();
+    let side = |name: &str| performance.and_then(|performance| performance.baselines.get(name)).copied();
+    let kernels = verdict.compiled.as_ref().map_or(&[][..], |compiled| &compiled.kernels);
+    let most = |of: fn(&KernelResources) -> u32| kernels.iter().map(of).max();
+    let mut row = json!({
+        "outcome": verdict.outcome,
+        "correct": verdict.outcome.is_verdict().then(|| verdict.is_correct()),
+        "reward": verdict.reward,
+        "candidate_ms": performance.map(|performance| performance.candidate_ms),
+        "roofline_share": performance.and_then(|performance| performance.roofline.as_ref()).map(|roofline| roofline.share),
+        "trials": performance.map(|performance| performance.trials),
+        "registers": most(|kernel| kernel.registers),
+        "shared_bytes": most(|kernel| kernel.shared_bytes),
+        "spill_bytes": most(|kernel| kernel.spill_load_bytes + kernel.spill_store_bytes),
+        "compile_s": verdict.compiled.as_ref().map(|compiled| compiled.seconds),
+        "message": verdict.message,
+        "verdict": serde_json::to_string(verdict).expect("plain data"),
+    });
+    let row = row.as_object_mut().expect("it is one");
+    for (name, compared) in [("eager", side("eager")), ("compile", side("compile"))] {
+        let mut put = |column: String, value: fn(Compared) -> f64| row.insert(column, json!(compared.map(value)));
+        put(format!("{name}_ms"), |compared| compared.ms);
+        put(format!("speedup_{name}"), |compared| compared.speedup);
+        put(format!("speedup_{name}_low"), |compared| compared.low);
+        put(format!("speedup_{name}_high"), |compared| compared.high);
+    }
+    row.clone()
+}

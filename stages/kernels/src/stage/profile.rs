@@ -1,0 +1,145 @@
+//! The stage kind `kernels/profile`: tasks in, their baselines on one device out.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use cuda_agent_protocol::{Program, Request, RowInput, RowResult, RowStatus};
+use serde_json::{Map, Value, json};
+
+use super::{evaluator, flag, number, template};
+use crate::evaluator::{Baseline, Evaluator, secret};
+use crate::fault::EvaluatorError;
+use crate::profile::roofline;
+use crate::reference::{Answered, Described, Task};
+
+/// Runs the stage.
+pub fn main() -> u8 {
+    Program::main(|program| {
+        let request = program.request.clone();
+        let (wanted, template) = (Wanted::of(&request), template(&request)?);
+        let evaluator = evaluator(&request, Duration::from_secs_f64(number(&request, "time_limit_s")))?;
+        program.each_row_at_once(1, |row| answer(&evaluator, &wanted, &template, &row))
+    })
+}
+
+struct Wanted {
+    baselines: Vec<String>,
+    trials: u32,
+    screen: bool,
+}
+
+impl Wanted {
+    fn of(request: &Request) -> Self {
+        let others = ["compile", "autotune"].into_iter().filter(|name| flag(request, name));
+        Self {
+            baselines: ["eager"].into_iter().chain(others).map(str::to_owned).collect(),
+            trials: number(request, "trials") as u32,
+            screen: flag(request, "screen"),
+        }
+    }
+}
+
+fn answer(evaluator: &Evaluator, wanted: &Wanted, template: &Task, row: &RowInput) -> RowResult {
+    let result = |status, reason: Option<&str>, detail, outputs| RowResult {
+        row: row.row.clone(),
+        status,
+        reason: reason.map(str::to_owned),
+        detail,
+        outputs,
+    };
+    let Some(code) = row.columns.get("code").and_then(Value::as_str) else {
+        return result(RowStatus::Rejected, Some("format"), Some("the row has no code".into()), BTreeMap::new());
+    };
+    let task = Task { code: code.to_owned(), ..template.clone() };
+    match profile(evaluator, wanted, &task, row.seed as u64) {
+        Ok(baselines) => {
+            result(RowStatus::Done, None, None, BTreeMap::from([("baselines".to_owned(), vec![baselines])]))
+        }
+        Err(error) => result(RowStatus::Failed, Some("evaluator"), Some(error.message), BTreeMap::new()),
+    }
+}
+
+/// The columns of a task; one that cannot be worked with has only its error.
+fn profile(
+    evaluator: &Evaluator,
+    wanted: &Wanted,
+    task: &Task,
+    seed: u64,
+) -> Result<Map<String, Value>, EvaluatorError> {
+    Ok(match measure(evaluator, wanted, task, seed)? {
+        Ok(columns) => columns,
+        Err(error) => {
+            let message =
+                error.line.map_or_else(|| error.message.clone(), |line| format!("line {line}: {}", error.message));
+            object(json!({ "error_kind": error.kind, "error": message }))
+        }
+    })
+}
+
+fn measure(evaluator: &Evaluator, wanted: &Wanted, task: &Task, seed: u64) -> Answered<Map<String, Value>> {
+    let described = match evaluator.describe(task)? {
+        Ok(described) => described,
+        Err(error) => return Ok(Err(error)),
+    };
+    let screened = match wanted.screen.then(|| evaluator.screen(task, seed ^ secret()?)).transpose()? {
+        Some(Err(error)) => return Ok(Err(error)),
+        Some(Ok(screened)) => Some(screened),
+        None => None,
+    };
+    let baselines = evaluator.baselines(task, &wanted.baselines, wanted.trials, seed ^ secret()?)?;
+    Ok(baselines.map(|baselines| columns(task, &described, &baselines, wanted.trials, screened.as_ref())))
+}
+
+fn columns(
+    task: &Task,
+    described: &Described,
+    baselines: &[Baseline],
+    trials: u32,
+    screened: Option<&Value>,
+) -> Map<String, Value> {
+    let limit = roofline::of_task(&described.spec, task.policy, &described.device.name);
+    let mut columns = object(json!({
+        "trials": trials,
+        "flops": described.spec.flops,
+        "bytes": described.spec.bytes,
+        "roofline_ms": limit.map(|limit| limit.ms),
+        "roofline_limit": limit.map(|limit| limit.bound),
+        "degenerate": screened.map(degenerate),
+        "screen": screened.map(Value::to_string),
+        "device": described.device.name,
+    }));
+    for baseline in baselines {
+        columns.extend(times(baseline));
+    }
+    columns
+}
+
+/// The answers that would pass without the work. Half precision is less work, and what a policy may allow.
+fn degenerate(screened: &Value) -> Vec<&str> {
+    let passes = screened["passes"].as_array().map_or(&[][..], Vec::as_slice).iter().filter_map(Value::as_str);
+    passes.filter(|answer| !["float16", "bfloat16", "tf32"].contains(answer)).collect()
+}
+
+fn times(baseline: &Baseline) -> Map<String, Value> {
+    let name = &baseline.name;
+    let mut columns = object(json!({
+        format!("{name}_ms"): baseline.ms.map(|ms| ms.estimate),
+        format!("{name}_low_ms"): baseline.ms.map(|ms| ms.low),
+        format!("{name}_high_ms"): baseline.ms.map(|ms| ms.high),
+        format!("{name}_kernel_ms"): baseline.kernel_ms,
+    }));
+    if name != "eager" {
+        columns.insert(format!("{name}_s"), json!(baseline.prepared.seconds));
+    }
+    if let Some(why) = &baseline.prepared.error {
+        columns.insert("error".into(), json!(format!("{name}: {why}")));
+    }
+    columns
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(object) => object,
+        _ => unreachable!("it was written as one"),
+    }
+}
