@@ -1,8 +1,8 @@
-//! What README.md, docs/pipelines.md and docs/share.md show is true: their files are written, and the commands of the
-//! reference and the guide are run.
+//! What README.md, docs/pipelines.md, docs/share.md and docs/kernels.md show is true: their files are written, and the
+//! commands of the reference and the guides are run.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::json;
@@ -20,7 +20,8 @@ struct Block {
 impl Block {
     /// The path that the first line names as a comment.
     fn name(&self) -> Option<&str> {
-        let name = self.text.lines().next()?.strip_prefix("# ")?;
+        let first = self.text.lines().next()?;
+        let name = first.strip_prefix("# ").or(first.strip_prefix("// "))?;
         (name.contains('.') && !name.contains(' ')).then_some(name)
     }
 
@@ -98,7 +99,7 @@ fn shell(sandbox: &Sandbox, line: &str, place: &str) -> String {
     let path = format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap());
     let mut command = Command::new("/bin/sh");
     command.args(["-c", line]).current_dir(sandbox.folder.path()).env("PATH", path).env("NO_COLOR", "1");
-    command.envs(sandbox.variables.iter().cloned()).env_remove("CUDA_AGENT_PYTHON").env_remove("VIRTUAL_ENV");
+    command.env_remove("CUDA_AGENT_PYTHON").env_remove("VIRTUAL_ENV").envs(sandbox.variables.iter().cloned());
     let output = command.output().unwrap();
     let text = format!("{}{}", String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
     assert!(output.status.success(), "{place}: `{line}`: {}\n{text}", output.status);
@@ -200,6 +201,54 @@ fn the_guide_to_sharing_is_true() {
             None => panic!("{place}: no name"),
         }
     }
+}
+
+/// An interpreter with torch: the one that is named, or the project's.
+fn python_with_torch() -> PathBuf {
+    let project = || Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
+    std::env::var_os("CUDA_AGENT_PYTHON").map_or_else(project, PathBuf::from)
+}
+
+/// What judging a pipeline's kernels reads of the repository.
+fn copy_corpus(sandbox: &Sandbox) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for name in ["pipelines/kernels.yaml", "stages/kernels/corpus/corpus.json"] {
+        sandbox.write(name, &document(name));
+    }
+    for folder in ["tasks", "right", "wrong"] {
+        let folder = format!("stages/kernels/corpus/{folder}");
+        for file in std::fs::read_dir(root.join(&folder)).unwrap() {
+            let name = format!("{folder}/{}", file.unwrap().file_name().to_string_lossy());
+            sandbox.write(&name, &document(&name));
+        }
+    }
+}
+
+/// On the CPU device; a block of the language `text` shows what other machines print.
+#[test]
+fn the_guide_to_kernels_is_true() {
+    let mut sandbox = sandbox(false);
+    sandbox.variables.push(("CUDA_AGENT_PYTHON".into(), python_with_torch().display().to_string()));
+    copy_corpus(&sandbox);
+    let mut consoles = 0;
+    for block in blocks(&document("docs/kernels.md")) {
+        let place = format!("docs/kernels.md:{}", block.line);
+        match (block.language.as_str(), block.name()) {
+            ("python" | "cpp", Some(name)) => {
+                sandbox.write(name, &block.text);
+            }
+            ("yaml", None) => {
+                assert!(document("pipelines/kernels.yaml").contains(&block.text), "{place}: not in the file");
+            }
+            ("console", None) => {
+                console(&sandbox, &block, &place);
+                consoles += 1;
+            }
+            ("text", None) => {}
+            (other, name) => panic!("{place}: nobody tests a block of `{other}` called {name:?}"),
+        }
+    }
+    assert!(consoles >= 6, "blocks are found: {consoles}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod chaos;
 mod cli;
 mod docs;
 mod engine;
+mod evaluator;
 mod gc;
 mod kills;
 mod programs;

@@ -1,6 +1,7 @@
 //! A made-up machine on which engine tests run: fake programs that tell which stages ran, and the real binary.
 
 pub mod azure;
+pub mod kernels;
 pub mod proxy;
 pub mod s3;
 pub mod service;
