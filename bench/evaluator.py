@@ -404,6 +404,8 @@ def main():
     options = parser.parse_args()
     options.binary = options.binary.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
+    # Whatever ran before may still be giving its memory back.
+    time.sleep(3)
     options.memory_before = memory_used()
     corpus = Corpus()
     for name in options.sections:
