@@ -162,6 +162,7 @@ mod tests {
             waiting.join().unwrap();
             newcomer.join().unwrap();
         });
+        drop(late);
         let both = [gate.share(), gate.share()];
         std::thread::scope(|scope| both.into_iter().for_each(|one| drop(scope.spawn(move || drop(one.be_late())))));
     }

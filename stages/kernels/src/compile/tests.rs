@@ -1,4 +1,4 @@
-//! Real compilers on real sources. They need CUDA's compilers, not a GPU; `make venv-dev` brings them.
+//! Real compilers on real sources. They need CUDA's compilers, not a GPU; `make venv` brings them.
 
 use std::time::Duration;
 
@@ -430,7 +430,7 @@ fn a_missing_toolkit_is_the_evaluators_error() {
     let compiler = Compiler::with_worker(toolkit, folder.path(), 1, worker_command(), Limits::default()).unwrap();
     for format in [Format::Kernel, Format::Launch] {
         let error = compiler.compile(&candidate(format, RELU), &relu_task(), &gpu()).unwrap_err();
-        assert!(error.hint.unwrap().contains("make venv-dev"));
+        assert!(error.hint.unwrap().contains("make venv"));
     }
     let error = compiler.compile(&candidate(Format::Kernel, RELU), &relu_task(), &Target::Cpu).unwrap_err();
     assert!(error.message.contains("CPU device"));

@@ -234,7 +234,7 @@ mod tests {
         touch(folder.path(), &["lib64/libnvrtc.so.13"]);
         let error = Toolkit::among(vec![folder.path().to_owned()]).nvrtc().unwrap_err();
         assert!(error.message.contains("libnvrtc-builtins"), "{error}");
-        assert!(error.hint.unwrap().contains("make venv-dev"));
+        assert!(error.hint.unwrap().contains("make venv"));
     }
 
     #[test]
