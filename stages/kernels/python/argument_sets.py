@@ -14,6 +14,10 @@ from element_types import PATTERNS, bits
 from refusal import Refusal
 
 
+RUNNER_BYTES = 1 << 30
+"""Left to the process that runs the candidate: its context, its code, and what it writes to empty the caches."""
+
+
 class ArgumentSet:
     def __init__(self, layout, base, arena, state):
         self.layout = layout
@@ -169,7 +173,7 @@ class ArgumentSets:
                 f"one set takes {layout.size} bytes, more than the arena's limit of {arena.limit}",
                 "ask for less scratch memory, or raise --arena-limit",
             )
-        free = max(0, available_memory - task.forward_bytes)
+        free = max(0, available_memory - task.forward_bytes - RUNNER_BYTES)
         # A larger block is made before the one in hand can be freed.
         in_hand = min(arena.capacity // layout.size, free // private)
         return max(1, in_hand, min(arena.limit // layout.size, free // (layout.size + private)))

@@ -1,8 +1,9 @@
 //! Who may use a GPU: many at once to check results, one alone to take times.
 //!
 //! A time that was taken while something else ran on the card is wrong by up to a factor of two, so a clock waits until
-//! the card is idle, and nothing starts while it runs. Clocks go first: each is short, and whoever waits for one
-//! holds a finished candidate.
+//! the card is idle, and nothing starts while it runs. Emptying the card takes about as long as a clock does, so clocks
+//! wait for each other and then go one after another: the gate closes to newcomers when enough of them wait, or when
+//! one has waited long enough.
 //!
 //! Beside others, one that hangs perhaps, a run can be many times as slow as alone. Who is late therefore waits until only
 //! others that are late are left, and is given the same time once more.
@@ -11,13 +12,19 @@ use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
+
+/// The longest that a clock waits for others of its kind before the gate closes for it.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// The gate of one GPU.
 pub struct Gate {
     state: Mutex<State>,
     changed: Condvar,
+    /// So many waiting clocks close it at once.
+    enough: usize,
     /// Clocks of other processes on the same machine.
     file: Option<PathBuf>,
 }
@@ -26,7 +33,10 @@ pub struct Gate {
 struct State {
     sharing: usize,
     alone: bool,
+    /// Clocks that wait.
     waiting: usize,
+    /// Whether newcomers have to wait until no clock does.
+    closed: bool,
     late: usize,
 }
 
@@ -43,15 +53,16 @@ pub struct Alone<'a> {
 }
 
 impl Gate {
-    /// A gate; clocks of other processes that name the same file are waited for too.
-    pub fn new(file: Option<&Path>) -> Self {
-        Self { state: Mutex::default(), changed: Condvar::new(), file: file.map(Path::to_owned) }
+    /// A gate that `enough` waiting clocks close at once; clocks of other processes that name the same file are waited
+    /// for too.
+    pub fn new(enough: usize, file: Option<&Path>) -> Self {
+        Self { state: Mutex::default(), changed: Condvar::new(), enough, file: file.map(Path::to_owned) }
     }
 
-    /// Waits until no clock runs or waits.
+    /// Waits until it is open and no clock runs.
     pub fn share(&self) -> Shared<'_> {
         let mut state = self.lock();
-        while state.alone || state.waiting > 0 || state.late > 0 {
+        while state.alone || state.closed || state.late > 0 {
             state = self.changed.wait(state).expect("no panics while it is held");
         }
         state.sharing += 1;
@@ -60,10 +71,16 @@ impl Gate {
 
     /// Waits until nobody else is there.
     pub fn alone(&self) -> Alone<'_> {
+        let patience_ends = Instant::now() + PATIENCE;
         let mut state = self.lock();
         state.waiting += 1;
         while state.alone || state.sharing > 0 {
-            state = self.changed.wait(state).expect("no panics while it is held");
+            let left = patience_ends.saturating_duration_since(Instant::now());
+            state.closed |= state.waiting >= self.enough || left.is_zero();
+            state = match state.closed {
+                true => self.changed.wait(state).expect("no panics while it is held"),
+                false => self.changed.wait_timeout(state, left).expect("no panics while it is held").0,
+            };
         }
         state.waiting -= 1;
         state.alone = true;
@@ -113,7 +130,11 @@ impl Drop for Shared<'_> {
 
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
-        self.gate.lock().alone = false;
+        let mut state = self.gate.lock();
+        state.alone = false;
+        // Who waits goes before newcomers, now that the card is empty.
+        state.closed = state.waiting > 0;
+        drop(state);
         self.gate.changed.notify_all();
     }
 }
@@ -126,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_clock_is_alone_and_nobody_starves() {
-        let (gate, inside) = (Gate::new(None), AtomicI32::new(0));
+        let (gate, inside) = (Gate::new(2, None), AtomicI32::new(0));
         std::thread::scope(|scope| {
             for thread in 0..8 {
                 let (gate, inside) = (&gate, &inside);
@@ -149,8 +170,56 @@ mod tests {
     }
 
     #[test]
+    fn clocks_go_one_after_another_once_enough_of_them_wait() {
+        let gate = Gate::new(2, None);
+        let order = Mutex::new(Vec::new());
+        let shared = gate.share();
+        std::thread::scope(|scope| {
+            let clock = |name| {
+                let _alone = gate.alone();
+                order.lock().unwrap().push(name);
+            };
+            scope.spawn(move || clock("first clock"));
+            std::thread::sleep(PATIENCE / 4);
+            // One clock alone does not close it.
+            drop(gate.share());
+            scope.spawn(move || clock("second clock"));
+            std::thread::sleep(PATIENCE / 4);
+            scope.spawn(|| {
+                let _shared = gate.share();
+                order.lock().unwrap().push("newcomer");
+            });
+            std::thread::sleep(PATIENCE / 4);
+            drop(shared);
+        });
+        let mut order = order.into_inner().unwrap();
+        assert_eq!(order.pop(), Some("newcomer"));
+        order.sort_unstable();
+        assert_eq!(order, ["first clock", "second clock"]);
+    }
+
+    #[test]
+    fn a_single_clock_is_not_kept_waiting_by_a_stream_of_others() {
+        let gate = Gate::new(9, None);
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !done.load(Ordering::SeqCst) {
+                        let _shared = gate.share();
+                        std::thread::sleep(Duration::from_millis(3));
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            drop(gate.alone());
+            done.store(true, Ordering::SeqCst);
+        });
+    }
+
+    #[test]
     fn who_is_late_waits_for_the_others_and_keeps_new_ones_out() {
-        let gate = Gate::new(None);
+        let gate = Gate::new(2, None);
         let (late, other) = (gate.share(), gate.share());
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| drop(late.be_late()));
@@ -171,7 +240,7 @@ mod tests {
     fn two_gates_of_one_file_exclude_each_other() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lock");
-        let (first, second) = (Gate::new(Some(&path)), Gate::new(Some(&path)));
+        let (first, second) = (Gate::new(1, Some(&path)), Gate::new(1, Some(&path)));
         let alone = first.alone();
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| drop(second.alone()));

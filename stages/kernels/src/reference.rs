@@ -118,6 +118,13 @@ pub struct TaskError {
     pub line: Option<u32>,
 }
 
+impl TaskError {
+    /// Whether only more memory would help.
+    pub fn is_memory(&self) -> bool {
+        self.kind == "memory"
+    }
+}
+
 /// The arena, as a runner opens it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Arena {
@@ -243,7 +250,7 @@ pub struct ReferenceServer {
 /// Importing torch takes 3 s on a warm disk and most of a minute on a cold one.
 const START_LIMIT: Duration = Duration::from_secs(180);
 
-/// Where nobody says: building a model and compiling it.
+/// Where nobody says: building a model, compiling it, drawing inputs.
 pub const STEP_LIMIT: Duration = Duration::from_secs(600);
 
 /// What runs a forward at most.
@@ -332,13 +339,13 @@ impl Reference {
     /// Draws inputs for a trial and fills a set.
     pub fn draw(&mut self, set: usize, trial: u32, pattern: u8, again: bool) -> Answered<()> {
         let request = json!({ "do": "draw", "set": set, "trial": trial, "pattern": pattern, "again": again });
-        Ok(self.ask::<Value>(&request, ASK_LIMIT)?.map(drop))
+        Ok(self.step::<Value>(&request)?.map(drop))
     }
 
     /// The same for a program that was found right: the next judgement is quick where all is well.
     pub fn draw_quickly(&mut self, set: usize, trial: u32, pattern: u8) -> Answered<()> {
         let request = json!({ "do": "draw", "set": set, "trial": trial, "pattern": pattern, "quick": true });
-        Ok(self.ask::<Value>(&request, ASK_LIMIT)?.map(drop))
+        Ok(self.step::<Value>(&request)?.map(drop))
     }
 
     /// Compares what a run left in a set.

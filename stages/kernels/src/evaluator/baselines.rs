@@ -45,17 +45,17 @@ pub fn screen(lane: &mut Lane, wanted: &Wanted) -> Answered<Value> {
     }
 }
 
-/// Times baselines in the clock's lane.
-pub fn time(lane: &mut Lane, gate: &Gate, wanted: &Wanted) -> Answered<Vec<Baseline>> {
+/// Times baselines in a lane for clocks; without a gate nobody else is on the card.
+pub fn time(lane: &mut Lane, gate: Option<&Gate>, wanted: &Wanted) -> Answered<Vec<Baseline>> {
     let prepared = {
-        let _shared = gate.share();
+        let _shared = gate.map(Gate::share);
         prepare(lane, wanted)?
     };
     let (sets, mut baselines) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => return Ok(Err(error)),
     };
-    let _alone = gate.alone();
+    let _alone = gate.map(Gate::alone);
     let mut times: Vec<Vec<f64>> = vec![Vec::new(); baselines.len()];
     let mut choices = Choices(wanted.seed);
     for trial in 0..wanted.trials + WARM_UP {

@@ -84,17 +84,17 @@ impl From<TaskError> for Timed {
     }
 }
 
-/// Times a candidate in the clock's own lane.
-pub fn time(lane: &mut Lane, gate: &Gate, timing: &Timing) -> Result<Timed, EvaluatorError> {
+/// Times a candidate in a lane for clocks; without a gate nobody else is on the card.
+pub fn time(lane: &mut Lane, gate: Option<&Gate>, timing: &Timing) -> Result<Timed, EvaluatorError> {
     Ok(match measure(lane, gate, timing)? {
         Ok(performance) => Timed::Done(performance),
         Err(ended) => ended,
     })
 }
 
-fn measure(lane: &mut Lane, gate: &Gate, timing: &Timing) -> Step<Performance> {
+fn measure(lane: &mut Lane, gate: Option<&Gate>, timing: &Timing) -> Step<Performance> {
     let (layout, baselines, missing) = {
-        let _shared = gate.share();
+        let _shared = gate.map(Gate::share);
         proceed!(prepare(lane, timing))
     };
     let mut clock = Clock {
@@ -106,7 +106,7 @@ fn measure(lane: &mut Lane, gate: &Gate, timing: &Timing) -> Step<Performance> {
         watched: Vec::new(),
         is_tainted: matches!(timing.built.artifact, Artifact::Library(_)),
     };
-    let _alone = gate.alone();
+    let _alone = gate.map(Gate::alone);
     let trials = proceed!(clock.trials(timing.max_trials));
     let candidate_ms = trials.candidate_ms().unwrap_or_default();
     let outside_ms = match timing.built.artifact {

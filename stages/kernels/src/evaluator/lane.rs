@@ -140,6 +140,13 @@ impl Lane {
         self.runner = None;
     }
 
+    /// Resets it unless what was done in it went well.
+    pub fn keep_if(&mut self, is_well: bool) {
+        if !is_well {
+            self.reset();
+        }
+    }
+
     /// Ends both processes, after an error whose cause could be either.
     pub fn reset(&mut self) {
         self.runner = None;

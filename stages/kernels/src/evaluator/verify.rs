@@ -35,15 +35,15 @@ pub struct Check<'a> {
     pub inputs: u32,
     /// Of one run.
     pub limit: Duration,
-    /// Who else uses the card.
-    pub shared: &'a Shared<'a>,
+    /// Who else uses the card, if others may.
+    pub shared: Option<&'a Shared<'a>>,
 }
 
 /// Checks a candidate in a lane.
 pub fn check(lane: &mut Lane, check: &Check) -> Result<Checked, EvaluatorError> {
     let layout = match lane.reference()?.begin(check.task, check.seed, check.built.scratch_bytes, 1)? {
         Ok(layout) => layout,
-        Err(error) if error.kind == "memory" && check.built.scratch_bytes > 0 => {
+        Err(error) if error.is_memory() && check.built.scratch_bytes > 0 && check.shared.is_none() => {
             let message = format!(
                 "{} bytes of scratch memory are more than it can have: {}",
                 check.built.scratch_bytes, error.message
@@ -165,7 +165,10 @@ impl Lane {
         check: &Check,
     ) -> Result<Result<(), Fault>, EvaluatorError> {
         match self.runner() {
-            Runner::Gpu(runner) => runner.run_beside_others(arguments, check.limit, || check.shared.be_late()),
+            Runner::Gpu(runner) => match check.shared {
+                Some(shared) => runner.run_beside_others(arguments, check.limit, || shared.be_late()),
+                None => runner.run(arguments, check.limit),
+            },
             // The second pattern runs in the program that finds races, in another order of threads.
             Runner::Cpu { memory, race } => {
                 let program = if pattern == 0 { memory } else { race };

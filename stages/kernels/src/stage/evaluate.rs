@@ -70,7 +70,12 @@ fn judge(evaluator: &Evaluator, settings: &Settings, template: &Task, row: &RowI
     let candidate = Candidate { format, source, name: "candidate.cu".into() };
     // A row's seed is public, so that alone would let a candidate know its inputs.
     let seed = secret().map_err(Refused::Machine)? ^ row.seed as u64;
-    evaluator.evaluate(&task, &candidate, seed, settings).map_err(Refused::Machine)
+    let verdict = evaluator.evaluate(&task, &candidate, seed, settings).map_err(Refused::Machine)?;
+    // Another day, or another card, may have more: nothing to remember a row by.
+    match &verdict.task_error {
+        Some(error) if error.is_memory() => Err(Refused::Machine(EvaluatorError::new(error.message.clone()))),
+        _ => Ok(verdict),
+    }
 }
 
 fn finished(

@@ -68,6 +68,8 @@ fn profile(
 ) -> Result<Map<String, Value>, EvaluatorError> {
     Ok(match measure(evaluator, wanted, task, seed)? {
         Ok(columns) => columns,
+        // Another day, or another card, may have more: nothing to remember a row by.
+        Err(error) if error.is_memory() => return Err(EvaluatorError::new(error.message)),
         Err(error) => {
             let message =
                 error.line.map_or_else(|| error.message.clone(), |line| format!("line {line}: {}", error.message));

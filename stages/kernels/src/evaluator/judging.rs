@@ -1,0 +1,143 @@
+//! One verdict: compiled, checked, watched by tools if that was asked, and timed.
+
+use std::time::Instant;
+
+use super::clock::{self, Timed, Timing};
+use super::draft::Draft;
+use super::lane::Lane;
+use super::sanitize::{self, Sanitized};
+use super::seat::{Seat, Setback};
+use super::verify::{self, Check, Checked};
+use super::{Evaluator, Settings};
+use crate::candidate::Candidate;
+use crate::compile::{Artifact, Built, Target};
+use crate::fault::{EvaluatorError, FaultKind};
+use crate::gate::Shared;
+use crate::reference::{Described, Task};
+use crate::reward::Cost;
+use crate::verdict::{Compiled, Seconds, Verdict};
+
+/// What is judged, and how.
+pub struct Job<'a> {
+    /// With its compiler and what it knows of tasks.
+    pub evaluator: &'a Evaluator,
+    /// The task.
+    pub task: &'a Task,
+    /// The candidate.
+    pub candidate: &'a Candidate,
+    /// Draws the inputs.
+    pub seed: u64,
+    /// How to judge.
+    pub settings: &'a Settings,
+}
+
+impl Job<'_> {
+    /// The verdict.
+    pub fn judge(&self, seat: &mut Seat) -> Result<Verdict, Setback> {
+        let mut draft = Draft::new(self.task, self.candidate, self.seed);
+        let described = match self.evaluator.describe_in(seat, self.task)? {
+            Ok(described) => described,
+            Err(error) => return Ok(draft.task_error(error)),
+        };
+        draft.verdict.device = Some(described.device.clone());
+        let start = Instant::now();
+        let compiled = self.evaluator.compiler.compile(self.candidate, &described.spec, &target(&described))?;
+        draft.verdict.seconds.compile = start.elapsed().as_secs_f64();
+        let built = match compiled {
+            Ok(built) => built,
+            Err(failure) => return Ok(draft.not_compiled(failure).finish(&self.settings.reward, &Cost::default())),
+        };
+        draft.verdict.compiled = Some(Compiled::from(&built));
+        let checked = self.check(seat, &built, &mut draft.verdict.seconds)?;
+        let mut is_right = draft.checked(checked, self.settings.inputs);
+        if is_right && self.settings.sanitizer {
+            is_right = draft.sanitized(self.sanitize(seat, &built)?);
+        }
+        if is_right && !self.settings.baselines.is_empty() && described.device.is_gpu() {
+            let timed = self.time(seat, &described, &built, &mut draft.verdict.seconds)?;
+            draft.timed(timed);
+        }
+        Ok(draft.finish(&self.settings.reward, &Cost::of(&built, &self.candidate.source)))
+    }
+
+    fn check(&self, seat: &mut Seat, built: &Built, seconds: &mut Seconds) -> Result<Checked, Setback> {
+        let start = Instant::now();
+        let mut checked = seat.check(|lane, shared| self.check_in(lane, built, shared))?;
+        // A program of the CPU device cannot be given more time: it runs again when the others are done.
+        if !self.evaluator.is_gpu && matches!(&checked, Checked::Fault(fault, _) if fault.kind == FaultKind::Timeout) {
+            checked = seat.check(|lane, shared| {
+                let _late = shared.map(Shared::be_late);
+                self.check_in(lane, built, shared)
+            })?;
+        }
+        seconds.verify = start.elapsed().as_secs_f64();
+        match checked {
+            Checked::Task(error) if error.is_memory() => Err(Setback::Memory(error)),
+            checked => Ok(checked),
+        }
+    }
+
+    fn check_in(&self, lane: &mut Lane, built: &Built, shared: Option<&Shared>) -> Result<Checked, EvaluatorError> {
+        let Settings { inputs, limit, .. } = *self.settings;
+        let checked = verify::check(lane, &Check { task: self.task, built, seed: self.seed, inputs, limit, shared });
+        tidy(lane, built, checked.is_err());
+        checked
+    }
+
+    fn sanitize(&self, seat: &mut Seat, built: &Built) -> Result<Sanitized, EvaluatorError> {
+        if !self.evaluator.is_gpu {
+            return Ok(Sanitized::NotRun("the CPU device has AddressSanitizer and a race detector of its own".into()));
+        }
+        seat.check(|lane, _| {
+            let sanitized = sanitize::sanitize(lane, self.task, built, self.seed, self.settings.limit);
+            lane.keep_if(sanitized.is_ok());
+            sanitized
+        })
+    }
+
+    fn time(
+        &self,
+        seat: &mut Seat,
+        described: &Described,
+        built: &Built,
+        seconds: &mut Seconds,
+    ) -> Result<Timed, Setback> {
+        let start = Instant::now();
+        let Settings { baselines, max_trials, limit, .. } = self.settings;
+        let (task, seed) = (self.task, self.seed);
+        let timing = Timing { task, described, built, seed, baselines, max_trials: *max_trials, limit: *limit };
+        let timed = seat.clock(|lane, gate| {
+            let timed = clock::time(lane, gate, &timing);
+            tidy(lane, built, timed.is_err());
+            timed
+        });
+        seconds.profile = start.elapsed().as_secs_f64();
+        match timed? {
+            Timed::Task(error) if error.is_memory() => Err(Setback::Memory(error)),
+            timed => Ok(timed),
+        }
+    }
+}
+
+/// A lane must not carry anything from one candidate to the next.
+fn tidy(lane: &mut Lane, built: &Built, lost: bool) {
+    lane.keep_if(!lost);
+    match &built.artifact {
+        // Only device code ran; the next load unloads it.
+        Artifact::Cubin(_) => {}
+        Artifact::Library(_) | Artifact::Host { .. } => lane.discard_runner(),
+    }
+}
+
+impl From<&Built> for Compiled {
+    fn from(built: &Built) -> Self {
+        Self { compiler: built.compiler.clone(), kernels: built.resources.clone(), seconds: built.seconds }
+    }
+}
+
+fn target(described: &Described) -> Target {
+    match described.device.compute_capability {
+        Some([major, minor]) => Target::Gpu { architecture: format!("sm_{major}{minor}") },
+        None => Target::Cpu,
+    }
+}

@@ -1,0 +1,133 @@
+//! Where work is done on a card: beside others, or with the card to itself.
+//!
+//! A card has lanes, which work side by side, and a few more for clocks, which run one after another. Beside others,
+//! memory may be short, and what one process did to the card can hit another. So whatever ends without an answer is done
+//! once more with the card to itself: every other lane is empty then, its processes ended and their memory given back.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::Setup;
+use super::lane::{Lane, Source};
+use super::pool::{Lent, Pool};
+use crate::fault::EvaluatorError;
+use crate::gate::{Alone, Gate, Shared};
+use crate::reference::{Answered, ReferenceServer, TaskError};
+use crate::runner::gpu::GpuRunners;
+
+/// While one clock runs, the next ones prepare.
+const CLOCKS: usize = 3;
+
+/// A GPU, or the CPU.
+pub struct Card {
+    gate: Gate,
+    lanes: Pool<Lane>,
+    clocks: Pool<Lane>,
+    /// Held by whoever gathers all the lanes: two who each have half would wait for ever.
+    gathering: Mutex<()>,
+    /// What is being done here.
+    pub busy: AtomicUsize,
+}
+
+impl Card {
+    /// A card with so many lanes.
+    pub fn new(gpu: Option<&str>, server: ReferenceServer, lanes: usize, setup: &Setup, preload: &[PathBuf]) -> Self {
+        let (executable, preload) = (setup.executable.clone(), preload.to_vec());
+        let runners = gpu.map(|gpu| GpuRunners { executable, gpu: gpu.to_owned(), preload });
+        let source = Arc::new(Source { server, runners });
+        let file = gpu.map(|gpu| PathBuf::from(format!("/tmp/cuda-agent-clock-{gpu}")));
+        let clocks = if gpu.is_some() { CLOCKS.min(lanes) } else { 1 };
+        let pool = |size| Pool::new((0..size).map(|_| Lane::new(source.clone())));
+        Self {
+            gate: Gate::new(clocks, file.as_deref().map(Path::new)),
+            lanes: pool(lanes),
+            clocks: pool(clocks),
+            gathering: Mutex::new(()),
+            busy: AtomicUsize::new(0),
+        }
+    }
+
+    /// How many can be checked at a time.
+    pub fn width(&self) -> usize {
+        self.lanes.size()
+    }
+
+    /// Waits until nothing else is done on the card.
+    pub fn whole(&self) -> Seat<'_> {
+        let gathering = self.gathering.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let clocks: Vec<_> = (0..self.clocks.size()).map(|_| self.clocks.take()).collect();
+        let mut lanes: Vec<_> = (0..self.lanes.size()).map(|_| self.lanes.take()).collect();
+        let alone = self.gate.alone();
+        let mut idle = clocks;
+        idle.extend(lanes.drain(1..));
+        idle.iter_mut().chain(&mut lanes).for_each(|lane| lane.reset());
+        let lane = lanes.pop().expect("a card has a lane");
+        Seat::Whole(Box::new(Whole { lane, _alone: alone, _idle: idle, _gathering: gathering }))
+    }
+}
+
+/// A card to oneself, until it is dropped.
+pub struct Whole<'a> {
+    lane: Lent<'a, Lane>,
+    _alone: Alone<'a>,
+    _idle: Vec<Lent<'a, Lane>>,
+    _gathering: MutexGuard<'a, ()>,
+}
+
+/// Where work is done.
+pub enum Seat<'a> {
+    /// Beside others.
+    Beside(&'a Card),
+    /// With the card to itself.
+    Whole(Box<Whole<'a>>),
+}
+
+impl Seat<'_> {
+    /// Does what others may do at the same time. Beside others it is told who they are.
+    pub fn check<T>(&mut self, work: impl FnOnce(&mut Lane, Option<&Shared>) -> T) -> T {
+        match self {
+            Self::Beside(card) => {
+                let mut lane = card.lanes.take();
+                let shared = card.gate.share();
+                work(&mut lane, Some(&shared))
+            }
+            Self::Whole(whole) => work(&mut whole.lane, None),
+        }
+    }
+
+    /// Takes times; `work` waits at the gate, where there is one.
+    pub fn clock<T>(&mut self, work: impl FnOnce(&mut Lane, Option<&Gate>) -> T) -> T {
+        match self {
+            Self::Beside(card) => work(&mut card.clocks.take(), Some(&card.gate)),
+            Self::Whole(whole) => work(&mut whole.lane, None),
+        }
+    }
+
+    /// Whether nobody else is on the card.
+    pub fn is_whole(&self) -> bool {
+        matches!(self, Self::Whole(_))
+    }
+}
+
+/// Why there is no answer: it may come with the card to oneself.
+pub enum Setback {
+    /// A process or the card failed.
+    Machine(EvaluatorError),
+    /// Memory was short.
+    Memory(TaskError),
+}
+
+impl From<EvaluatorError> for Setback {
+    fn from(error: EvaluatorError) -> Self {
+        Self::Machine(error)
+    }
+}
+
+/// Takes short memory out of what a task can be blamed for.
+pub fn settled<T>(answered: Answered<T>) -> Result<Result<T, TaskError>, Setback> {
+    match answered? {
+        Err(error) if error.is_memory() => Err(Setback::Memory(error)),
+        answer => Ok(answer),
+    }
+}
