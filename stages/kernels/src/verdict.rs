@@ -162,6 +162,9 @@ pub struct Performance {
     /// For `launch` candidates, whose process could forge the clock: the time by a watch outside it. The slower counts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outside_ms: Option<f64>,
+    /// The summed time of its kernels and copies, where CUPTI could look on. Counts where it is clearly the larger.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel_ms: Option<f64>,
     /// By baseline: `eager`, `compile`, `autotune`.
     pub baselines: BTreeMap<String, Compared>,
     /// Baselines that could not be made, and why.
@@ -344,6 +347,9 @@ fn write_performance(out: &mut Formatter<'_>, performance: &Performance) -> fmt:
     if let Some(ms) = performance.outside_ms {
         writeln!(out, "  by a watch outside its process {}", milliseconds(ms))?;
     }
+    if let Some(ms) = performance.kernel_ms {
+        writeln!(out, "  its kernels and copies, added up {}", milliseconds(ms))?;
+    }
     for (name, compared) in &performance.baselines {
         let Compared { ms, speedup, low, high } = compared;
         writeln!(out, "  {name:<10} {}, {speedup:.3} × the candidate's [{low:.3}, {high:.3}]", milliseconds(*ms))?;
@@ -408,7 +414,7 @@ mod tests {
     #[test]
     fn times_are_told_with_their_intervals_and_the_cards_limit() {
         let performance = json!({
-            "candidate_ms": 0.0712, "outside_ms": 0.0718, "trials": 40, "bytes": 160_000_024, "flops": 20_000_003,
+            "candidate_ms": 0.0712, "outside_ms": 0.0718, "kernel_ms": 0.0699, "trials": 40, "bytes": 160_000_024, "flops": 20_000_003,
             "baselines": { "eager": { "ms": 0.0921, "speedup": 1.293, "low": 1.281, "high": 1.306 } },
             "missing": { "compile": "Triton is not installed" },
             "roofline": { "ms": 0.0356, "bound": "memory", "share": 0.5 },

@@ -22,6 +22,7 @@ pub struct Toolkit {
     nvrtc: Option<Nvrtc>,
     include: Option<PathBuf>,
     runtime: Option<PathBuf>,
+    cupti: Option<PathBuf>,
 }
 
 /// NVRTC's two libraries: the second is opened by the first, which doesn't look in its own folder.
@@ -52,6 +53,7 @@ impl Toolkit {
             nvrtc: roots.iter().find_map(|root| nvrtc_of(root)),
             include: first(&|root| existing(root.join("include/cuda_fp16.h")).map(|_| root.join("include"))),
             runtime: first(&|root| in_libraries(root, "libcudart.so.13")),
+            cupti: first(&|root| in_libraries(root, "libcupti.so.13").or_else(|| in_extras(root, "libcupti.so.13"))),
             roots,
         }
     }
@@ -74,6 +76,11 @@ impl Toolkit {
     /// The runtime library that `launch` candidates are linked against. The wheels have it under its full name alone.
     pub fn runtime(&self) -> Result<&Path, EvaluatorError> {
         self.runtime.as_deref().ok_or_else(|| self.missing("libcudart.so.13"))
+    }
+
+    /// The library that sees what the GPU does.
+    pub fn cupti(&self) -> Option<&Path> {
+        self.cupti.as_deref()
     }
 
     fn missing(&self, piece: &str) -> EvaluatorError {
@@ -171,6 +178,11 @@ fn in_libraries(root: &Path, name: &str) -> Option<PathBuf> {
     ["lib", "lib64", "targets/x86_64-linux/lib"].iter().find_map(|folder| existing(root.join(folder).join(name)))
 }
 
+/// Where older toolkits have CUPTI.
+fn in_extras(root: &Path, name: &str) -> Option<PathBuf> {
+    existing(root.join("extras/CUPTI/lib64").join(name))
+}
+
 fn existing(path: PathBuf) -> Option<PathBuf> {
     path.exists().then_some(path)
 }
@@ -254,5 +266,6 @@ mod tests {
         for missing in [toolkit.nvcc().err(), toolkit.nvrtc().err(), toolkit.include().err(), toolkit.runtime().err()] {
             assert_eq!(missing, None);
         }
+        assert!(toolkit.cupti().is_some());
     }
 }

@@ -35,6 +35,7 @@ use crate::compile::toolkit::Toolkit;
 use crate::fault::EvaluatorError;
 use crate::reference::{Answered, Described, ReferenceServer, Task, TaskError};
 use crate::reward::Scheme;
+use crate::runner::gpu::GpuRunners;
 use crate::verdict::Verdict;
 
 pub use self::baselines::Baseline;
@@ -115,7 +116,12 @@ impl Evaluator {
         }
         let lanes = (setup.cores / gpus.len()).clamp(1, if setup.device == Device::Cpu { 64 } else { MAX_LANES });
         let toolkit = Toolkit::find_beside(&setup.python);
-        let preload: Vec<PathBuf> = toolkit.runtime().map(Path::to_owned).into_iter().collect();
+        let runners = GpuRunners {
+            executable: setup.executable.clone(),
+            gpu: String::new(),
+            preload: toolkit.runtime().map(Path::to_owned).into_iter().collect(),
+            cupti: toolkit.cupti().map(Path::to_owned),
+        };
         let compiler = compiler(setup, toolkit)?;
         let servers: Vec<_> = std::thread::scope(|scope| {
             let script = script.as_path();
@@ -127,7 +133,10 @@ impl Evaluator {
             let threads: Vec<_> = gpus.iter().copied().map(start).collect();
             threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
         });
-        let cards = gpus.iter().zip(servers).map(|(gpu, server)| Ok(Card::new(*gpu, server?, lanes, setup, &preload)));
+        let cards = gpus.iter().zip(servers).map(|(gpu, server)| {
+            let runners = gpu.map(|gpu| GpuRunners { gpu: gpu.to_owned(), ..runners.clone() });
+            Ok(Card::new(server?, runners, lanes))
+        });
         Ok(Self {
             cards: cards.collect::<Result<_, EvaluatorError>>()?,
             compiler,

@@ -4,11 +4,10 @@
 //! memory may be short, and what one process did to the card can hit another. So whatever ends without an answer is done
 //! once more with the card to itself: every other lane is empty then, its processes ended and their memory given back.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::Setup;
 use super::lane::{Lane, Source};
 use super::pool::{Lent, Pool};
 use crate::fault::EvaluatorError;
@@ -31,16 +30,15 @@ pub struct Card {
 }
 
 impl Card {
-    /// A card with so many lanes.
-    pub fn new(gpu: Option<&str>, server: ReferenceServer, lanes: usize, setup: &Setup, preload: &[PathBuf]) -> Self {
-        let (executable, preload) = (setup.executable.clone(), preload.to_vec());
-        let runners = gpu.map(|gpu| GpuRunners { executable, gpu: gpu.to_owned(), preload });
+    /// A card with so many lanes; without runners it is the CPU.
+    pub fn new(server: ReferenceServer, runners: Option<GpuRunners>, lanes: usize) -> Self {
+        let gpu = runners.as_ref().map(|runners| runners.gpu.clone());
         let source = Arc::new(Source { server, runners });
         let file = gpu.map(|gpu| PathBuf::from(format!("/tmp/cuda-agent-clock-{gpu}")));
-        let clocks = if gpu.is_some() { CLOCKS.min(lanes) } else { 1 };
+        let clocks = if file.is_some() { CLOCKS.min(lanes) } else { 1 };
         let pool = |size| Pool::new((0..size).map(|_| Lane::new(source.clone())));
         Self {
-            gate: Gate::new(clocks, file.as_deref().map(Path::new)),
+            gate: Gate::new(clocks, file.as_deref()),
             lanes: pool(lanes),
             clocks: pool(clocks),
             gathering: Mutex::new(()),

@@ -4,6 +4,7 @@
 //! candidate after another until a fault spoils it. A `launch` candidate brings host code: its child is used once.
 //! Expected outputs never reach this process; buffers lie in the arena, which the reference made and judges.
 
+mod activity;
 mod server;
 
 use std::path::PathBuf;
@@ -35,6 +36,8 @@ enum Ask {
     Nothing,
     /// Launch so often without a pause and wait: the parent holds the watch.
     Repeat { arguments: Spans, count: u32 },
+    /// Launch once with cold caches while CUPTI, which is in that library, looks on.
+    Activity { arguments: Spans, cupti: PathBuf },
 }
 
 /// What the child answers.
@@ -43,8 +46,8 @@ enum Ask {
 enum Answer {
     /// It holds a context.
     Ready { device: String },
-    /// Done; milliseconds of GPU time where that was asked.
-    Done { ms: f64 },
+    /// Done; milliseconds of GPU time where that was asked and could be had.
+    Done { ms: Option<f64> },
     /// The candidate's fault.
     Fault(Fault),
     /// The machine's.
@@ -60,12 +63,15 @@ pub struct GpuRunners {
     pub gpu: String,
     /// Libraries that `launch` candidates need, to be loaded first.
     pub preload: Vec<PathBuf>,
+    /// CUPTI's library, where there is one.
+    pub cupti: Option<PathBuf>,
 }
 
 /// A child with a context.
 pub struct GpuRunner {
     process: Process,
     preload: Vec<PathBuf>,
+    cupti: Option<PathBuf>,
     /// The arena that it has mapped.
     arena: Option<(String, u64)>,
     /// Whether a candidate's own code runs in it, which can write answers.
@@ -106,7 +112,8 @@ impl GpuRunners {
         }
         let process = Process::start(&mut command)
             .map_err(|error| EvaluatorError::new(format!("{}: {error}", self.executable.display())))?;
-        let mut runner = GpuRunner { process, preload: self.preload.clone(), arena: None, is_tainted: false };
+        let (preload, cupti) = (self.preload.clone(), self.cupti.clone());
+        let mut runner = GpuRunner { process, preload, cupti, arena: None, is_tainted: false };
         let line = runner.process.line(START_LIMIT).map_err(|ended| EvaluatorError::new(lost("a runner", &ended)))?;
         match serde_json::from_str(&line) {
             Ok(Answer::Ready { .. }) => Ok(runner),
@@ -170,12 +177,25 @@ impl GpuRunner {
 
     /// Milliseconds of GPU time of one run with cold caches.
     pub fn time(&mut self, arguments: &Arguments, limit: Duration) -> Result<Result<f64, Fault>, EvaluatorError> {
-        self.ask(&Ask::Time { arguments: arguments.spans() }, limit)
+        self.ask_time(&Ask::Time { arguments: arguments.spans() }, limit)
     }
 
     /// The same without a run.
     pub fn time_nothing(&mut self, limit: Duration) -> Result<Result<f64, Fault>, EvaluatorError> {
-        self.ask(&Ask::Nothing, limit)
+        self.ask_time(&Ask::Nothing, limit)
+    }
+
+    /// Summed milliseconds of everything that the GPU does for one run with cold caches, on whatever stream. `None` where
+    /// CUPTI is missing or sees nothing.
+    pub fn activity(
+        &mut self,
+        arguments: &Arguments,
+        limit: Duration,
+    ) -> Result<Result<Option<f64>, Fault>, EvaluatorError> {
+        let Some(cupti) = self.cupti.clone() else { return Ok(Ok(None)) };
+        // The first use of CUPTI in a process takes most of a second.
+        let limit = limit.max(Duration::from_secs(30));
+        self.ask(&Ask::Activity { arguments: arguments.spans(), cupti }, limit)
     }
 
     /// Runs `count` times; the caller times this call.
@@ -198,19 +218,31 @@ impl GpuRunner {
         let _ = self.process.finish(limit);
     }
 
-    fn ask(&mut self, ask: &Ask, limit: Duration) -> Result<Result<f64, Fault>, EvaluatorError> {
+    fn ask_time(&mut self, ask: &Ask, limit: Duration) -> Result<Result<f64, Fault>, EvaluatorError> {
+        match self.ask(ask, limit)? {
+            Ok(Some(ms)) => Ok(Ok(ms)),
+            Ok(None) => Ok(Err(self.nonsense("no time"))),
+            Err(fault) => Ok(Err(fault)),
+        }
+    }
+
+    fn ask(&mut self, ask: &Ask, limit: Duration) -> Result<Result<Option<f64>, Fault>, EvaluatorError> {
         let line = serde_json::to_string(ask).expect("plain data");
         let answer = self.process.ask(&line, limit);
         self.heard(answer, limit)
     }
 
-    fn heard(&mut self, answer: Result<String, Ended>, limit: Duration) -> Result<Result<f64, Fault>, EvaluatorError> {
+    fn heard(
+        &mut self,
+        answer: Result<String, Ended>,
+        limit: Duration,
+    ) -> Result<Result<Option<f64>, Fault>, EvaluatorError> {
         let line = match answer {
             Ok(line) => line,
             Err(ended) => return Ok(Err(self.died(&ended, limit))),
         };
         match serde_json::from_str(&line) {
-            Ok(Answer::Done { ms }) if ms.is_finite() => Ok(Ok(ms)),
+            Ok(Answer::Done { ms }) if ms.is_none_or(f64::is_finite) => Ok(Ok(ms)),
             Ok(Answer::Fault(fault)) if fault.kind != FaultKind::Unsupported => {
                 // After a fault in a kernel every later call in that context fails too.
                 if fault.kind != FaultKind::Launch {
@@ -222,14 +254,15 @@ impl GpuRunner {
                 self.process.kill();
                 Err(EvaluatorError::new(message))
             }
-            // Only a `launch` candidate's own code, or what it did to its process, can have written this.
-            _ => {
-                self.process.kill();
-                let line: String = line.chars().take(200).collect();
-                let message = format!("its runner answered `{line}`");
-                Ok(Err(Fault { kind: FaultKind::Crash, message, line: None }))
-            }
+            _ => Ok(Err(self.nonsense(&line))),
         }
+    }
+
+    /// Only a `launch` candidate's own code, or what it did to its process, can have written this.
+    fn nonsense(&mut self, line: &str) -> Fault {
+        self.process.kill();
+        let line: String = line.chars().take(200).collect();
+        Fault { kind: FaultKind::Crash, message: format!("its runner answered `{line}`"), line: None }
     }
 
     fn died(&mut self, ended: &Ended, limit: Duration) -> Fault {

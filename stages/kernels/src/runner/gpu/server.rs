@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use cudarc::driver::{result, sys};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW, Symbol};
 
+use super::activity::Watch;
 use super::{Answer, Ask, PRIVATE};
 use crate::compile::{Artifact, Launch};
 use crate::fault::{Fault, FaultKind};
@@ -97,6 +98,8 @@ struct Server {
     program: Option<Program>,
     preloaded: Vec<PathBuf>,
     shared_limit: i32,
+    /// CUPTI, once it was asked for and where it can be had.
+    watch: Option<Option<Watch>>,
     /// Whether each argument gets an allocation of its own.
     is_private: bool,
 }
@@ -144,22 +147,38 @@ impl Server {
             program: None,
             preloaded: Vec::new(),
             shared_limit: shared.unwrap_or(48 << 10),
+            watch: None,
             is_private: std::env::args().any(|argument| argument == PRIVATE),
         })
     }
 
-    fn serve(&mut self, ask: Ask) -> Outcome<f64> {
+    fn serve(&mut self, ask: Ask) -> Outcome<Option<f64>> {
         match ask {
-            Ask::Open { ipc_handle, bytes } => self.open(&ipc_handle, bytes).map(|()| 0.0),
+            Ask::Open { ipc_handle, bytes } => self.open(&ipc_handle, bytes)?,
             Ask::Load { artifact, launches, preload } => {
                 self.preload(&preload)?;
-                self.load(&artifact, launches).map(|()| 0.0)
+                self.load(&artifact, launches)?;
             }
-            Ask::Run { arguments } if self.is_private => self.run_privately(&arguments).map(|()| 0.0),
-            Ask::Run { arguments } => self.repeat(&arguments, 1).map(|()| 0.0),
-            Ask::Time { arguments } => self.time(Some(&arguments)),
-            Ask::Nothing => self.time(None),
-            Ask::Repeat { arguments, count } => self.repeat(&arguments, count).map(|()| 0.0),
+            Ask::Run { arguments } if self.is_private => self.run_privately(&arguments)?,
+            Ask::Run { arguments } => self.repeat(&arguments, 1)?,
+            Ask::Time { arguments } => return self.time(Some(&arguments)).map(Some),
+            Ask::Nothing => return self.time(None).map(Some),
+            Ask::Repeat { arguments, count } => self.repeat(&arguments, count)?,
+            Ask::Activity { arguments, cupti } => return self.activity(&arguments, &cupti),
+        }
+        Ok(None)
+    }
+
+    /// Summed time of what the GPU does for one run with cold caches.
+    fn activity(&mut self, arguments: &Spans, cupti: &Path) -> Outcome<Option<f64>> {
+        if self.watch.is_none() {
+            self.watch = Some(Watch::open(cupti));
+        }
+        self.evict_caches(1)?;
+        self.synchronize()?;
+        match self.watch.as_ref().and_then(Option::as_ref) {
+            Some(watch) => watch.milliseconds(|| self.repeat(arguments, 1)),
+            None => Ok(None),
         }
     }
 
