@@ -240,6 +240,8 @@ def timed(options, corpus):
     seconds = [json.loads(verdict["verdict"])["seconds"] for verdict in right]
     parts = {part: round(statistics.median(each[part] for each in seconds), 3) for part in ("compile", "verify", "profile")}
     report("seconds of each, median, waiting included", parts)
+    alone = [json.loads(verdict["verdict"])["performance"]["alone_s"] for verdict in right]
+    report("seconds of each with the card to itself, mean", f"{statistics.mean(alone):.3f}")
     stage.close()
 
 
@@ -306,6 +308,24 @@ def nasty(options, corpus):
     time.sleep(3)
     left = subprocess.run(["pgrep", "-fc", "kernels runner|reference.py|compile-worker"], capture_output=True, text=True).stdout.strip()
     report("after it", f"exit status {status}, {left} processes left, GPU memory {memory_used() - before:+d} MiB", "bar 0, 0")
+
+
+def large(options, corpus):
+    """More candidates at once than the card has memory for."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    total = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
+    # Input, its private image, output, eager's and the float64 one: one candidate takes two fifths of the card.
+    size = total // 60
+    stage = Stage(options.binary, set={"size": size}, max_trials=10)
+    rows = [corpus.row("right", "relu") for _ in range(options.count or 6)]
+    rows += [corpus.row("wrong", "relu") for _ in range(2)]
+    verdicts, seconds = stage.judge(rows)
+    save(options, "large", verdicts)
+    outcomes = dict(collections.Counter(verdict["outcome"] for verdict in verdicts))
+    messages = {verdict["message"] for verdict in verdicts}
+    report("candidates of a task that fills the card", f"{len(rows)} in {seconds:.0f} s, {outcomes}", "no failed")
+    print(f"{size * 4 / 2**30:.1f} GiB a tensor: {messages}")
+    stage.close()
 
 
 LAUNCH = re.compile(r"TASK_LAUNCH\((\w+),\s*(.*)\);")
@@ -388,6 +408,7 @@ SECTIONS = {
     "timed": timed,
     "spread": spread,
     "nasty": nasty,
+    "large": large,
     "peer": peer,
 }
 

@@ -114,7 +114,9 @@ impl Host {
 
     /// Versions that count in the key of a kind.
     pub fn toolchain(&self, manifest: &Manifest) -> Result<BTreeMap<String, String>, ToolchainError> {
-        let Toolchain { python: Some(packages) } = &manifest.toolchain else { return Ok(BTreeMap::new()) };
+        let Toolchain { python: Some(packages), python_if_installed } = &manifest.toolchain else {
+            return Ok(BTreeMap::new());
+        };
         let mut held = self.versions.lock().expect("no panic happens under this lock");
         if held.is_none() {
             *held = Some(self.read_versions()?);
@@ -128,6 +130,8 @@ impl Host {
             })?;
             toolchain.insert(package.clone(), version.clone());
         }
+        let version = |package: &String| Some((package.clone(), versions.packages.get(&normalized(package))?.clone()));
+        toolchain.extend(python_if_installed.iter().filter_map(version));
         Ok(toolchain)
     }
 
@@ -379,14 +383,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let manifest: Manifest = serde_json::from_value(serde_json::json!({
             "name": "x/y", "version": "1", "summary": "", "outputs": {}, "run": ["python"],
-            "toolchain": { "python": ["torch"] },
+            "toolchain": { "python": ["torch"], "python_if_installed": ["nvcc"] },
         }))
         .unwrap();
         let version = |python: &Path| {
             let search = python.parent().unwrap().as_os_str();
             let python = located(Path::new("python3"), search);
             let host = Host { python, cache: folder.path().join("cache"), ..Host::fake(1, "cpu") };
-            host.toolchain(&manifest).unwrap()["torch"].clone()
+            let toolchain = host.toolchain(&manifest).unwrap();
+            assert_eq!(toolchain.keys().collect::<Vec<_>>(), ["python", "torch"], "nvcc is not installed there");
+            toolchain["torch"].clone()
         };
         let (old, new) = (folder.path().join("old"), folder.path().join("new"));
         let (old, new) = (interpreter(&old, 1), interpreter(&new, 2));

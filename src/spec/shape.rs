@@ -265,7 +265,10 @@ static KIND_RESOURCES: Record = Record {
 
 static TOOLCHAIN: Record = Record {
     what: "`toolchain`",
-    fields: &[field("python", WRITTEN_WORDS, "Python distributions whose versions count.")],
+    fields: &[
+        field("python", WRITTEN_WORDS, "Python distributions whose versions count."),
+        field("python_if_installed", WRITTEN_WORDS, "Others whose versions count where they are installed."),
+    ],
 };
 
 static BY_ROW: Record = Record {

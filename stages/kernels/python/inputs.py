@@ -24,7 +24,10 @@ def derive(secret, purpose, index):
 
 
 def seed_everything(seed):
-    torch.manual_seed(seed)
+    # Not torch.manual_seed: for devices that are not in use it keeps a growing list of calls, each with a formatted stack.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
     random.seed(seed)
     numpy.random.seed(seed & 0xFFFFFFFF)
 

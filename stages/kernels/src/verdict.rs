@@ -172,6 +172,9 @@ pub struct Performance {
     pub missing: BTreeMap<String, String>,
     /// Trials that were taken, each with every side in random order.
     pub trials: u32,
+    /// Seconds for which nothing else used the card.
+    #[serde(default)]
+    pub alone_s: f64,
     /// The fewest bytes that the task moves.
     pub bytes: u64,
     /// The floating-point operations that it takes.

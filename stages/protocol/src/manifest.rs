@@ -239,6 +239,9 @@ impl Default for Resources {
 pub struct Toolchain {
     /// Python distributions; the interpreter's own version joins them. Absent: no Python at all.
     pub python: Option<Vec<String>>,
+    /// Python distributions that count where they are installed: a system may have the same another way.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub python_if_installed: Vec<String>,
 }
 
 /// How far two runs of one key agree.

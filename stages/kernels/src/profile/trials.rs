@@ -153,14 +153,18 @@ impl Trials {
     /// How many times faster the candidate is than a baseline; `None` under [`MIN_TRIALS`].
     pub fn speedup(&self, baseline: usize) -> Option<Interval> {
         let centre = self.centre(baseline)?;
-        let steps = self.step(self.candidate_ms()?) + self.step(self.baseline_ms(baseline)?);
-        let (value, half) = (centre.value, centre.half_width(DEVIATE).max(steps));
+        let (value, half) = (centre.value, centre.half_width(DEVIATE).max(self.steps(baseline)?));
         Some(Interval { estimate: value.exp(), low: (value - half).exp(), high: (value + half).exp() })
     }
 
     fn centre(&self, baseline: usize) -> Option<Centre> {
         let pairs = self.baselines[baseline].iter().zip(&self.candidate);
         Centre::of(pairs.map(|(baseline, candidate)| (baseline / candidate).ln()).collect())
+    }
+
+    /// How far half a step of the clock on either side moves the logarithm of their ratio.
+    fn steps(&self, baseline: usize) -> Option<f64> {
+        Some(self.step(self.candidate_ms()?) + self.step(self.baseline_ms(baseline)?))
     }
 
     /// How far half a step of the clock moves the logarithm of a time.
@@ -178,10 +182,12 @@ impl Trials {
     }
 
     fn is_settled(&self, baseline: usize, plan: &Plan) -> bool {
+        let (Some(centre), Some(ratio)) = (self.centre(baseline), self.speedup(baseline)) else { return false };
         // The clock's step is left out: more trials don't make it finer.
-        let is_exact = self.centre(baseline).is_some_and(|centre| centre.half_width(SINGLE_DEVIATE) < plan.half_width);
-        let ratio = self.speedup(baseline);
-        is_exact && ratio.is_some_and(|ratio| plan.thresholds.iter().all(|threshold| ratio.clears(*threshold)))
+        let is_exact = centre.half_width(SINGLE_DEVIATE) < plan.half_width;
+        // Where the step is what makes an interval wide, its threshold can't be cleared by more trials either.
+        let is_final = self.steps(baseline).is_some_and(|steps| centre.half_width(DEVIATE) <= steps);
+        is_exact && (is_final || plan.thresholds.iter().all(|threshold| ratio.clears(*threshold)))
     }
 }
 
@@ -325,6 +331,22 @@ mod tests {
     fn covers(noise: &mut Noise, ratio: f64, spread: f64, wild: f64) -> bool {
         let speedup = run(noise, ratio, spread, wild, &Plan::default()).speedup(0).unwrap();
         speedup.low <= ratio && ratio <= speedup.high
+    }
+
+    #[test]
+    fn trials_end_when_only_a_finer_clock_could_clear_the_threshold() {
+        let plan = Plan { thresholds: vec![1.05], half_width: 0.02, max_trials: MAX_TRIALS };
+        let take = |step_ms| {
+            let (mut trials, mut noise) = (Trials::new(1, step_ms), Noise(3));
+            while trials.count() == 0 || trials.decide(&plan) == Decision::Continue {
+                assert!(trials.push(noise.time(0.04, 0.005, 0.0), &[noise.time(0.04 * 1.058, 0.005, 0.0)]));
+            }
+            trials
+        };
+        // Half a microsecond of forty on either side is 1.2 %; the threshold is 0.8 % away.
+        let coarse = take(EVENT_STEP_MS);
+        assert!(!coarse.speedup(0).unwrap().clears(1.05) && coarse.count() <= 22, "{}", coarse.count());
+        assert!(take(0.0).speedup(0).unwrap().clears(1.05));
     }
 
     #[test]
