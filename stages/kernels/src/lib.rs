@@ -5,6 +5,7 @@
 pub mod candidate;
 mod catalog;
 pub mod check;
+mod child;
 pub mod compile;
 pub mod evaluator;
 pub mod fault;
@@ -14,7 +15,6 @@ pub mod profile;
 pub mod reference;
 pub mod reward;
 pub mod runner;
-pub mod spawn;
 pub mod stage;
 pub mod task;
 pub mod verdict;

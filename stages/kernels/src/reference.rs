@@ -14,9 +14,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::child::process::{Ended, Process};
 use crate::fault::EvaluatorError;
 use crate::runner::gpu::SAFE_ENVIRONMENT;
-use crate::runner::process::{Ended, Process};
 use crate::runner::{Arguments, Spans};
 use crate::task::TaskSpec;
 

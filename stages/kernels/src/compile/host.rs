@@ -6,17 +6,14 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{self, Read};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
-use nix::sys::resource::{Resource, setrlimit};
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
 use object::{Object, ObjectSection};
 
+use super::process::{self, Ended, Limits};
 use super::rewrite::rewrite;
 use super::{Artifact, Built, CompileFailure, Diagnostic, Launch};
 use crate::candidate::{Candidate, Format};
@@ -26,8 +23,6 @@ use crate::fault::EvaluatorError;
 pub const SOURCE_NAME: &str = "candidate.cu";
 
 const MOST_DIAGNOSTICS: usize = 10;
-const TIME_LIMIT: Duration = Duration::from_secs(60);
-const MEMORY_LIMIT: u64 = 4 << 30;
 
 const RUNTIME_FLAGS: &[&str] = &["-std=c++17", "-O2", "-g1", "-fno-pie", "-w"];
 /// `-O1` compiles fast and keeps lines; what C++ leaves undefined and CUDA's compiler does not exploit is defined.
@@ -231,25 +226,23 @@ impl HostToolchain {
         folder: &Path,
     ) -> Result<Result<(), CompileFailure>, EvaluatorError> {
         let object = folder.join(format!("{}.candidate.o", flavour.name()));
-        let mut compile = self.command(folder);
+        let mut compile = self.command();
         compile.args(CANDIDATE_FLAGS).args(flavour.candidate_flags());
         compile.arg("-I").arg(runtime.join("include")).arg("-I").arg(folder);
         compile.args(["-x", "c++", "-c", SOURCE_NAME, "-o"]).arg(&object);
-        let mut link = self.command(folder);
+        let mut link = self.command();
         link.args(flavour.link_flags()).arg(&object).arg(runtime.join(format!("{}.o", flavour.name())));
         link.arg("-o").arg(folder.join(flavour.name()));
         for command in [compile, link] {
-            if let Err(failure) = judge(run_limited(command, TIME_LIMIT, MEMORY_LIMIT)?)? {
+            if let Err(failure) = judge(process::run(command, folder, &Limits::default())?)? {
                 return Ok(Err(failure));
             }
         }
         Ok(fs::remove_file(&object).map_or(Ok(()), Ok))
     }
 
-    fn command(&self, folder: &Path) -> Command {
-        let mut command = Command::new(&self.compiler);
-        command.current_dir(folder).env("LC_ALL", "C").env("TMPDIR", folder);
-        command
+    fn command(&self) -> Command {
+        process::limited(&self.compiler, &Limits::default())
     }
 
     /// The folder of the embedded files and the compiled runtime; made where it is missing. It gets its name when it is
@@ -280,11 +273,11 @@ impl HostToolchain {
     }
 
     fn compile_runtime(&self, flavour: Flavour, folder: &Path) -> Result<(), EvaluatorError> {
-        let mut command = self.command(folder);
+        let mut command = self.command();
         command.args(RUNTIME_FLAGS).args(flavour.runtime_flags()).args(flavour.runtime_sources());
         command.args(["-r", "-nostdlib", "-o"]).arg(format!("{}.o", flavour.name()));
-        match run_limited(command, TIME_LIMIT, MEMORY_LIMIT)? {
-            Ended::Well => Ok(()),
+        match process::run(command, folder, &Limits::default())? {
+            Ended::Well(_) => Ok(()),
             Ended::Badly(messages) => {
                 let first = messages.lines().find(|line| line.contains("error")).unwrap_or(&messages).to_owned();
                 Err(EvaluatorError::new(format!(
@@ -350,76 +343,10 @@ fn nothing_to_run() -> Diagnostic {
     Diagnostic { line: None, column: None, message }
 }
 
-/// How a compiler's process ended.
-enum Ended {
-    Well,
-    Badly(String),
-    Limit(String),
-}
-
-/// Runs a compiler in a process group of its own, and ends the group with it.
-fn run_limited(mut command: Command, time: Duration, memory: u64) -> Result<Ended, EvaluatorError> {
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
-    limit_memory(&mut command, memory);
-    let name = command.get_program().display().to_string();
-    let mut child = command.spawn().map_err(|error| EvaluatorError::new(format!("cannot start `{name}`: {error}")))?;
-    let reader = child.stderr.take().map(|stream| std::thread::spawn(move || read_some(stream)));
-    let status = wait_until(&mut child, Instant::now() + time)?;
-    let messages = reader.and_then(|reader| reader.join().ok()).unwrap_or_default();
-    Ok(match status {
-        None => Ended::Limit(format!("the compiler took longer than {} s", time.as_secs())),
-        Some(status) if status.success() => Ended::Well,
-        Some(status) if status.signal().is_some() || out_of_memory(&messages) => {
-            Ended::Limit(format!("the compiler needed more than {} GiB of memory", memory >> 30))
-        }
-        Some(_) => Ended::Badly(messages),
-    })
-}
-
-fn out_of_memory(messages: &str) -> bool {
-    ["out of memory", "virtual memory exhausted", "Killed signal"].iter().any(|sign| messages.contains(sign))
-}
-
-#[expect(unsafe_code, reason = "limits belong to the child alone, so they are set between fork and exec")]
-fn limit_memory(command: &mut Command, bytes: u64) {
-    let limit = move || {
-        setrlimit(Resource::RLIMIT_AS, bytes, bytes)?;
-        setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
-        Ok(())
-    };
-    // SAFETY: setrlimit is a system call that allocates nothing and takes no lock.
-    unsafe { command.pre_exec(limit) };
-}
-
-/// Messages beyond a megabyte are read and dropped: nobody needs them, and a full pipe would stop the compiler.
-fn read_some(mut stream: impl Read) -> String {
-    let mut kept = Vec::new();
-    let _ = stream.by_ref().take(1 << 20).read_to_end(&mut kept);
-    let _ = io::copy(&mut stream, &mut io::sink());
-    String::from_utf8_lossy(&kept).into_owned()
-}
-
-fn wait_until(child: &mut Child, end: Instant) -> Result<Option<std::process::ExitStatus>, EvaluatorError> {
-    let failed = |error| EvaluatorError::new(format!("cannot wait for the compiler: {error}"));
-    let mut pause = Duration::from_millis(1);
-    loop {
-        if let Some(status) = child.try_wait().map_err(failed)? {
-            return Ok(Some(status));
-        }
-        if Instant::now() >= end {
-            let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
-            child.wait().map_err(failed)?;
-            return Ok(None);
-        }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(10));
-    }
-}
-
 /// What a compiler's end says of the candidate.
 fn judge(ended: Ended) -> Result<Result<(), CompileFailure>, EvaluatorError> {
     match ended {
-        Ended::Well => Ok(Ok(())),
+        Ended::Well(_) => Ok(Ok(())),
         Ended::Limit(reason) => Ok(Err(CompileFailure::Limit(reason))),
         Ended::Badly(messages) if messages.contains("internal compiler error") => {
             Err(EvaluatorError::new(format!("g++ failed: {}", messages.lines().next().unwrap_or_default())))
@@ -602,4 +529,4 @@ pub fn source_line(program: &Path, address: u64) -> Option<u32> {
 
 #[cfg(test)]
 #[path = "host_test.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -7,12 +7,15 @@ use super::*;
 const HEADER: &str =
     "#pragma once\n#define TASK_PARAMETERS const float* x, float* out\n#define TASK_ARGUMENTS x, out\n";
 
-fn build_as(format: Format, source: &str) -> Result<Built, CompileFailure> {
+pub(crate) fn toolchain() -> HostToolchain {
     let here = std::env::current_exe().expect("a test has a program");
-    let toolchain = HostToolchain::find(&here.with_file_name("cpu-runtimes")).expect("the tests need g++");
+    HostToolchain::find(&here.with_file_name("cpu-runtimes")).expect("the tests need g++")
+}
+
+fn build_as(format: Format, source: &str) -> Result<Built, CompileFailure> {
     let folder = TempDir::new().expect("a folder");
     let candidate = Candidate { format, source: source.to_owned(), name: "test".to_owned() };
-    toolchain.build(&candidate, HEADER, folder.path()).expect("the toolchain works")
+    toolchain().build(&candidate, HEADER, folder.path()).expect("the toolchain works")
 }
 
 fn source_errors(source: &str) -> Vec<Diagnostic> {

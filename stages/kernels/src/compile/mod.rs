@@ -2,8 +2,8 @@
 //!
 //! | format | for the GPU | for the CPU device |
 //! |---|---|---|
-//! | `kernel` | NVRTC in a worker process (`worker`, `nvrtc`), declarations read by `cubin` | a [`HostBuilder`] |
-//! | `launch` | nvcc, the library audited (`nvcc`) | a [`HostBuilder`] |
+//! | `kernel` | NVRTC in a worker process (`worker`, `nvrtc`), declarations read by `cubin` | g++ (`host`) |
+//! | `launch` | nvcc, the library audited (`nvcc`) | g++ (`host`) |
 //!
 //! Invariant: no compiler runs in this process, and none runs longer or takes more memory than its limits say.
 
@@ -32,6 +32,7 @@ use crate::header::task_header;
 use crate::task::TaskSpec;
 
 use cache::{Cache, Flights, Key, Outcome};
+use host::HostToolchain;
 use process::Limits;
 use toolkit::Toolkit;
 use worker::{Answer, Pool, Reply, Request, WorkerCommand};
@@ -161,25 +162,6 @@ pub enum Target {
     Cpu,
 }
 
-/// Builds candidates for the CPU device.
-pub trait HostBuilder: Send + Sync {
-    /// The compiler, its version, its options, the headers: everything but the candidate that decides what is built.
-    fn identity(&self) -> String;
-
-    /// Builds a candidate in a folder; the files of the result lie in it.
-    fn build(&self, candidate: &Candidate, task_header: &str, folder: &Path) -> Result<Outcome, EvaluatorError>;
-}
-
-impl HostBuilder for host::HostToolchain {
-    fn identity(&self) -> String {
-        self.identity()
-    }
-
-    fn build(&self, candidate: &Candidate, task_header: &str, folder: &Path) -> Result<Outcome, EvaluatorError> {
-        self.build(candidate, task_header, folder)
-    }
-}
-
 /// Bytes that the cache may take.
 const CACHE_BYTES: u64 = 4 << 30;
 
@@ -188,7 +170,7 @@ pub struct Compiler {
     toolkit: Toolkit,
     cache: Cache,
     pool: Pool,
-    host: Option<Arc<dyn HostBuilder>>,
+    host: Option<Arc<HostToolchain>>,
     flights: Flights<Key, Result<Outcome, EvaluatorError>>,
     nvrtc_identity: OnceLock<Result<String, EvaluatorError>>,
     nvcc: OnceLock<Result<nvcc::Nvcc, EvaluatorError>>,
@@ -225,7 +207,7 @@ impl Compiler {
     }
 
     /// Lets it compile for the CPU device.
-    pub fn with_host(mut self, host: Arc<dyn HostBuilder>) -> Self {
+    pub fn with_host(mut self, host: Arc<HostToolchain>) -> Self {
         self.host = Some(host);
         self
     }
@@ -330,7 +312,7 @@ impl Compiler {
         Ok(options)
     }
 
-    fn host(&self) -> Result<&dyn HostBuilder, EvaluatorError> {
+    fn host(&self) -> Result<&HostToolchain, EvaluatorError> {
         self.host.as_deref().ok_or_else(|| EvaluatorError::new("there is no compiler for the CPU device"))
     }
 

@@ -58,12 +58,10 @@ impl Nvcc {
         let write = |name: &str, text: &str| std::fs::write(folder.join(name), text);
         let written = write(diagnostics::SOURCE_NAME, job.source).and_then(|()| write("task.h", job.task_header));
         written.map_err(|error| EvaluatorError::new(format!("{}: {error}", folder.display())))?;
-        let ended = process::run(self.command(job.architecture, folder, limits), limits.time);
-        let ended = ended.map_err(|error| EvaluatorError::new(format!("{}: {error}", self.program.display())))?;
-        let log = match success(ended, limits) {
-            Ok(log) => log,
-            Err(Refused::Limit(message)) => return Ok(Err(CompileFailure::Limit(message))),
-            Err(Refused::Log(log)) => return Ok(Err(CompileFailure::Source(explained(&log, job)))),
+        let log = match process::run(self.command(job.architecture, limits), folder, limits)? {
+            Ended::Well(log) => log,
+            Ended::Limit(message) => return Ok(Err(CompileFailure::Limit(message))),
+            Ended::Badly(log) => return Ok(Err(CompileFailure::Source(explained(&log, job)))),
         };
         let library = folder.join(LIBRARY);
         let bytes =
@@ -82,9 +80,9 @@ impl Nvcc {
         }))
     }
 
-    fn command(&self, architecture: &str, folder: &Path, limits: &Limits) -> Command {
+    fn command(&self, architecture: &str, limits: &Limits) -> Command {
         let mut command = process::limited(&self.program, limits);
-        command.current_dir(folder).env("TMPDIR", folder).args(Self::options(architecture)).arg("-I.");
+        command.args(Self::options(architecture)).arg("-I.");
         // The runtime is named by its full path, since the wheels lack the name that -lcudart looks for; a library that
         // knows where it is can be loaded without LD_LIBRARY_PATH.
         let runtime = self.runtime.display();
@@ -124,31 +122,6 @@ fn version(program: &Path, option: &str) -> Result<String, EvaluatorError> {
         EvaluatorError::new(format!("{}: {error}", program.display())).with_hint("launch candidates need nvcc and g++")
     })?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// Why there is no library.
-enum Refused {
-    Limit(String),
-    Log(String),
-}
-
-fn success(ended: Ended, limits: &Limits) -> Result<String, Refused> {
-    match ended {
-        Ended::TimedOut => Err(Refused::Limit(format!("the compiler took more than {} s", limits.time.as_secs()))),
-        Ended::Exited(status, log) if status.success() => Ok(log),
-        Ended::Exited(status, log) if is_exhausted(&log) || status.code().is_none() => {
-            let last = log.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no message").trim();
-            Err(Refused::Limit(format!("the compiler broke, perhaps for lack of memory ({status}): {last}")))
-        }
-        Ended::Exited(_, log) => Err(Refused::Log(log)),
-    }
-}
-
-/// What nvcc and its parts say when memory ends or a part dies.
-fn is_exhausted(log: &str) -> bool {
-    ["died due to signal", "out of memory", "std::bad_alloc", "virtual memory exhausted", "memory exhausted"]
-        .iter()
-        .any(|sign| log.contains(sign))
 }
 
 /// Where `launch` itself doesn't fit its declaration, what the compiler says of it is no help.

@@ -1,15 +1,15 @@
-//! Running a compiler within limits: time, memory, the size of what it writes. Its whole process group ends with it.
+//! Running a compiler within limits: time, memory, the size of what it writes.
 
 use std::fs::File;
 use std::io::{Read, Seek};
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
 
-use nix::sys::resource::{Resource, setrlimit};
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use nix::sys::resource::Resource;
+
+use crate::child::{Group, describe, limit};
+use crate::fault::EvaluatorError;
 
 /// What one compiler may take.
 #[derive(Clone, Copy, Debug)]
@@ -35,62 +35,59 @@ const LONGEST_LOG_BYTES: u64 = 1 << 20;
 /// How a compiler ended.
 #[derive(Debug)]
 pub enum Ended {
-    /// By itself or by a signal, with what it wrote to its standard output and error.
-    Exited(ExitStatus, String),
-    /// It was killed when its time was up.
-    TimedOut,
+    /// Well, with what it wrote to its standard output and error.
+    Well(String),
+    /// With errors in the source, likewise.
+    Badly(String),
+    /// By a limit, which says nothing of the source, with what happened.
+    Limit(String),
 }
 
-/// A command that will start in a group of its own, under the limits on memory and files, and with nothing of this process's
-/// environment but the path: a source can include `/proc/self/environ`.
-#[expect(unsafe_code, reason = "limits are set between fork and exec")]
+/// A command under the limits on memory and files, and with nothing of this process's environment but the path: a source can
+/// include `/proc/self/environ`.
 pub fn limited(program: &Path, limits: &Limits) -> Command {
-    let memory = limits.memory_bytes;
     let mut command = Command::new(program);
-    command.env_clear().envs(std::env::var_os("PATH").map(|path| ("PATH", path))).process_group(0);
-    // SAFETY: setrlimit is async-signal-safe and the closure allocates nothing.
-    unsafe {
-        command.pre_exec(move || {
-            setrlimit(Resource::RLIMIT_AS, memory, memory)?;
-            setrlimit(Resource::RLIMIT_FSIZE, LARGEST_FILE_BYTES, LARGEST_FILE_BYTES)?;
-            setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
-            Ok(())
-        });
-    }
+    command.env_clear().envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
+    let (memory, file) = (Resource::RLIMIT_AS, Resource::RLIMIT_FSIZE);
+    limit(&mut command, [(memory, limits.memory_bytes), (file, LARGEST_FILE_BYTES)]);
     command
 }
 
-/// Runs a [`limited`] command to its end, without standard input.
-pub fn run(mut command: Command, time: Duration) -> std::io::Result<Ended> {
+/// Runs a [`limited`] command in a folder, to its end, without standard input.
+pub fn run(mut command: Command, folder: &Path, limits: &Limits) -> Result<Ended, EvaluatorError> {
+    command.current_dir(folder).env("TMPDIR", folder);
+    let ended = end(&mut command, limits.time);
+    let ended = ended
+        .map_err(|error| EvaluatorError::new(format!("cannot run {}: {error}", command.get_program().display())))?;
+    Ok(match ended {
+        None => Ended::Limit(took_too_long(limits)),
+        Some((status, log)) if status.success() => Ended::Well(log),
+        Some((status, log)) if status.code().is_none() || is_exhausted(&log) => {
+            let last = log.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no message").trim();
+            let how = describe(status);
+            Ended::Limit(format!("the compiler broke, perhaps for lack of memory ({how}): {last}"))
+        }
+        Some((_, log)) => Ended::Badly(log),
+    })
+}
+
+fn end(command: &mut Command, time: Duration) -> std::io::Result<Option<(ExitStatus, String)>> {
     let mut log = tempfile::tempfile()?;
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
-    let mut child = command.spawn()?;
-    match wait(&mut child, time)? {
-        Some(status) => Ok(Ended::Exited(status, read(&mut log)?)),
-        None => Ok(Ended::TimedOut),
-    }
+    let status = Group::start(command)?.wait(time);
+    status.map(|status| Ok((status, read(&mut log)?))).transpose()
 }
 
-/// Ends a child that leads its group, and all of the group.
-pub fn kill(child: &mut Child) {
-    let _ = killpg(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL);
-    let _ = child.wait();
+/// What is said of a compiler whose time was up.
+pub fn took_too_long(limits: &Limits) -> String {
+    format!("the compiler took more than {} s", limits.time.as_secs())
 }
 
-fn wait(child: &mut Child, time: Duration) -> std::io::Result<Option<ExitStatus>> {
-    let end = Instant::now() + time;
-    let mut pause = Duration::from_millis(1);
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        if Instant::now() >= end {
-            kill(child);
-            return Ok(None);
-        }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(20));
-    }
+/// What compilers and their parts say when memory ends or a part dies.
+fn is_exhausted(log: &str) -> bool {
+    ["died due to signal", "Killed signal", "out of memory", "instance of 'std::bad_alloc'", "memory exhausted"]
+        .iter()
+        .any(|sign| log.contains(sign))
 }
 
 fn read(log: &mut File) -> std::io::Result<String> {
@@ -102,38 +99,42 @@ fn read(log: &mut File) -> std::io::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     fn shell(script: &str, limits: &Limits) -> Ended {
         let mut command = limited(Path::new("/bin/sh"), limits);
         command.args(["-c", script]);
-        run(command, limits.time).unwrap()
+        run(command, Path::new("/tmp"), limits).unwrap()
     }
 
     #[test]
     fn time_is_limited_for_the_whole_group() {
         let limits = Limits { time: Duration::from_millis(200), ..Limits::default() };
         let start = Instant::now();
-        assert!(matches!(shell("sleep 60 & sleep 60", &limits), Ended::TimedOut));
+        assert!(
+            matches!(shell("sleep 60 & sleep 60", &limits), Ended::Limit(why) if why.contains("took more than 0 s"))
+        );
         assert!(start.elapsed() < Duration::from_secs(10));
     }
 
     #[test]
     fn memory_is_limited() {
         let limits = Limits { memory_bytes: 64 << 20, ..Limits::default() };
-        let Ended::Exited(status, _) = shell("head -c 200000000 /dev/zero | tail", &limits) else {
-            panic!("timed out")
-        };
-        assert!(!status.success());
+        let ended = shell("head -c 200000000 /dev/zero | tail", &limits);
+        assert!(matches!(&ended, Ended::Limit(why) if why.contains("lack of memory (exit status 1)")), "{ended:?}");
+    }
+
+    #[test]
+    fn errors_in_the_source_are_none_of_the_limits() {
+        let ended = shell("echo \"error: 'bad_alloc' is not a member of 'std'\" >&2; exit 1", &Limits::default());
+        assert!(matches!(&ended, Ended::Badly(log) if log.starts_with("error: ")), "{ended:?}");
     }
 
     #[test]
     fn only_the_path_is_handed_on() {
-        let Ended::Exited(_, log) =
-            shell("env | cut -d= -f1 | sort | grep -v -e PWD -e SHLVL -e '^_$'", &Limits::default())
-        else {
-            panic!("timed out")
-        };
-        assert_eq!(log, "PATH\n");
+        let ended = shell("env | cut -d= -f1 | sort | grep -v -e PWD -e SHLVL -e '^_$'", &Limits::default());
+        assert!(matches!(&ended, Ended::Well(log) if log == "PATH\nTMPDIR\n"), "{ended:?}");
     }
 }

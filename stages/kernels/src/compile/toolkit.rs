@@ -8,6 +8,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use serde::{Deserialize, Serialize};
+
 use crate::fault::EvaluatorError;
 
 /// What a user is told to do about a missing piece.
@@ -26,7 +28,7 @@ pub struct Toolkit {
 }
 
 /// NVRTC's two libraries: the second is opened by the first, which doesn't look in its own folder.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Nvrtc {
     /// `libnvrtc.so.13`.
     pub library: PathBuf,

@@ -1,22 +1,21 @@
 //! Compile workers: child processes that run NVRTC, because a source can crash it or keep it busy for ever.
 //!
 //! A worker reads JSON lines on its standard input and answers each with one line on a private copy of its standard output,
-//! so that whatever NVRTC prints goes elsewhere. The first line sets it up. It ends when its input ends, and by an alarm
-//! when a request takes much longer than its parent would wait: a parent that died can't kill it.
+//! so that whatever NVRTC prints goes elsewhere. The first line sets it up: where NVRTC is; the answer is its version, or why
+//! it can't be used.
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::io::BufRead;
+use std::path::PathBuf;
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::nvrtc::{Nvrtc, Outcome};
-use super::process::{self, Limits};
+use super::process::{Limits, limited, took_too_long};
 use super::toolkit;
+use crate::child::answers::Answers;
+use crate::child::process::{Ended, Process};
 use crate::fault::EvaluatorError;
 
 /// A worker is replaced after this many sources, in case the compiler keeps some memory of each.
@@ -26,31 +25,6 @@ const SOURCES_A_WORKER: u32 = 2000;
 const START: Duration = Duration::from_secs(60);
 
 const OUT_OF_MEMORY: &str = "the compiler ran out of memory";
-
-/// What a worker is told first.
-#[derive(Debug, Serialize, Deserialize)]
-struct Setup {
-    library: PathBuf,
-    builtins: PathBuf,
-    /// The longest that a source may take, in seconds, after which the worker's alarm ends it.
-    alarm_seconds: u32,
-}
-
-/// What it answers.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Ready {
-    /// It can work.
-    Ready {
-        /// NVRTC's version.
-        version: String,
-    },
-    /// It can't.
-    Unusable {
-        /// Why.
-        message: String,
-    },
-}
 
 /// One source to compile.
 #[derive(Debug, Serialize, Deserialize)]
@@ -81,40 +55,16 @@ pub enum Answer {
 
 /// The compile worker's program: `cuda-agent kernels compile-worker`.
 pub fn worker_main() -> std::io::Result<()> {
-    let mut answers = private_output()?;
-    // What was printed before, by a test's harness say, may not have ended its line.
-    answers.write_all(b"\n")?;
+    let mut answers = Answers::open()?;
     let mut requests = std::io::stdin().lock().lines();
-    let Some(setup) = requests.next() else { return Ok(()) };
-    let setup: Setup = serde_json::from_str(&setup?)?;
-    let opened = Nvrtc::open(&toolkit::Nvrtc { library: setup.library, builtins: setup.builtins });
-    let nvrtc = match opened {
-        Ok(nvrtc) => {
-            say(&mut answers, &Ready::Ready { version: nvrtc.version() })?;
-            nvrtc
-        }
-        Err(message) => return say(&mut answers, &Ready::Unusable { message }),
-    };
+    let Some(files) = requests.next() else { return Ok(()) };
+    let opened = Nvrtc::open(&serde_json::from_str(&files?)?);
+    answers.say(&opened.as_ref().map(Nvrtc::version))?;
+    let Ok(nvrtc) = opened else { return Ok(()) };
     for request in requests {
-        nix::unistd::alarm::set(setup.alarm_seconds);
-        let answer = serve(&nvrtc, &serde_json::from_str(&request?)?);
-        nix::unistd::alarm::cancel();
-        say(&mut answers, &answer)?;
+        answers.say(&serve(&nvrtc, &serde_json::from_str(&request?)?))?;
     }
     Ok(())
-}
-
-/// Keeps the standard output for answers, and sends what else is printed to the standard error.
-fn private_output() -> std::io::Result<std::fs::File> {
-    let answers = std::io::stdout().as_fd().try_clone_to_owned()?;
-    nix::unistd::dup2_stdout(std::io::stderr())?;
-    Ok(answers.into())
-}
-
-fn say(answers: &mut std::fs::File, message: &impl Serialize) -> std::io::Result<()> {
-    let mut line = serde_json::to_vec(message)?;
-    line.push(b'\n');
-    answers.write_all(&line)
 }
 
 fn serve(nvrtc: &Nvrtc, request: &Request) -> Answer {
@@ -209,21 +159,21 @@ impl Turn<'_> {
     pub fn ask(&self, nvrtc: &toolkit::Nvrtc, request: &Request) -> Result<Reply, EvaluatorError> {
         let waiting = self.pool.idle().pop();
         if let Some(worker) = waiting {
-            let reply = self.ask_one(worker, request);
+            let reply = self.ask_one(worker, request)?;
             if !matches!(reply, Reply::Crashed(_)) {
                 return Ok(reply);
             }
         }
-        Ok(self.ask_one(Worker::start(&self.pool.command, nvrtc, &self.pool.limits)?, request))
+        self.ask_one(Worker::start(&self.pool.command, nvrtc, &self.pool.limits)?, request)
     }
 
-    fn ask_one(&self, mut worker: Worker, request: &Request) -> Reply {
-        let reply = worker.ask(request, self.pool.limits.time);
+    fn ask_one(&self, mut worker: Worker, request: &Request) -> Result<Reply, EvaluatorError> {
+        let reply = worker.ask(request, &self.pool.limits)?;
         let reusable = matches!(reply, Reply::Answered(Answer::Compiled(_) | Answer::Rejected(_), _));
         if reusable && worker.sources < SOURCES_A_WORKER {
             self.pool.idle().push(worker);
         }
-        reply
+        Ok(reply)
     }
 }
 
@@ -237,89 +187,49 @@ impl Drop for Turn<'_> {
 /// One child. It is killed when it goes.
 #[derive(Debug)]
 struct Worker {
-    child: Child,
-    requests: ChildStdin,
-    answers: Receiver<String>,
+    process: Process,
     version: String,
     sources: u32,
 }
 
 impl Worker {
-    fn start(command: &WorkerCommand, nvrtc: &toolkit::Nvrtc, limits: &Limits) -> Result<Self, EvaluatorError> {
-        let spawned = spawn(command, limits);
-        let mut worker = spawned.map_err(|error| unusable(&format!("{}: {error}", command.program.display())))?;
-        let setup = Setup {
-            library: nvrtc.library.clone(),
-            builtins: nvrtc.builtins.clone(),
-            alarm_seconds: u32::try_from(limits.time.as_secs()).unwrap_or(u32::MAX / 2) + 10,
-        };
-        let _ = worker.send(&setup);
-        match worker.until_ready() {
-            Some(Ready::Ready { version }) => {
-                worker.version = version;
-                Ok(worker)
-            }
-            Some(Ready::Unusable { message }) => Err(unusable(&message)),
-            None => Err(unusable("it ended before it was ready")),
-        }
+    fn start(worker: &WorkerCommand, nvrtc: &toolkit::Nvrtc, limits: &Limits) -> Result<Self, EvaluatorError> {
+        let mut command = limited(&worker.program, limits);
+        // NVRTC looks for included files in the current folder as well.
+        command.args(&worker.arguments).envs(worker.variables.iter().cloned()).current_dir("/");
+        let process = Process::start(&mut command);
+        let mut process = process.map_err(|error| unusable(&format!("{}: {error}", worker.program.display())))?;
+        let version = version(&mut process, &line(nvrtc)?)?;
+        Ok(Self { process, version, sources: 0 })
     }
 
-    /// Anything that the program prints before it becomes a worker is passed over.
-    fn until_ready(&self) -> Option<Ready> {
-        loop {
-            let line = self.answers.recv_timeout(START).ok()?;
-            if let Ok(ready) = serde_json::from_str(&line) {
-                return Some(ready);
-            }
-        }
-    }
-
-    fn send(&mut self, message: &impl Serialize) -> std::io::Result<()> {
-        let mut line = serde_json::to_vec(message)?;
-        line.push(b'\n');
-        self.requests.write_all(&line)
-    }
-
-    fn ask(&mut self, request: &Request, time: Duration) -> Reply {
+    fn ask(&mut self, request: &Request, limits: &Limits) -> Result<Reply, EvaluatorError> {
         self.sources += 1;
-        if self.send(request).is_err() {
-            return Reply::Crashed(self.last_words());
-        }
-        match self.answers.recv_timeout(time).map(|line| serde_json::from_str(&line)) {
-            Ok(Ok(answer)) => Reply::Answered(answer, self.version.clone()),
-            Ok(Err(error)) => Reply::Crashed(format!("the compile worker's answer is not understood: {error}")),
-            Err(RecvTimeoutError::Timeout) => {
-                Reply::TimedOut(format!("the compiler took more than {} s", time.as_secs()))
-            }
-            Err(RecvTimeoutError::Disconnected) => Reply::Crashed(self.last_words()),
-        }
-    }
-
-    fn last_words(&mut self) -> String {
-        match self.child.wait() {
-            Ok(status) => format!("the compiler crashed ({status})"),
-            Err(error) => format!("the compiler is gone ({error})"),
-        }
+        Ok(match self.process.ask(&line(request)?, limits.time) {
+            Ok(answer) => match serde_json::from_str(&answer) {
+                Ok(answer) => Reply::Answered(answer, self.version.clone()),
+                Err(error) => Reply::Crashed(format!("the compile worker's answer is not understood: {error}")),
+            },
+            Err(Ended::Timeout) => Reply::TimedOut(took_too_long(limits)),
+            Err(Ended::Exited { how, .. }) => Reply::Crashed(format!("the compiler crashed ({how})")),
+        })
     }
 }
 
-impl Drop for Worker {
-    fn drop(&mut self) {
-        process::kill(&mut self.child);
+/// What a worker says when it is ready. Anything that the program prints before it becomes a worker is passed over.
+fn version(process: &mut Process, files: &str) -> Result<String, EvaluatorError> {
+    let mut said = process.ask(files, START);
+    loop {
+        let line = said.map_err(|_| unusable("it ended before it was ready"))?;
+        if let Ok(opened) = serde_json::from_str::<Result<String, String>>(&line) {
+            return opened.map_err(|message| unusable(&message));
+        }
+        said = process.line(START);
     }
 }
 
-fn spawn(worker: &WorkerCommand, limits: &Limits) -> std::io::Result<Worker> {
-    let mut command = process::limited(&worker.program, limits);
-    // NVRTC looks for included files in the current folder as well.
-    command.args(&worker.arguments).envs(worker.variables.iter().cloned()).current_dir(Path::new("/"));
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-    let missing = || std::io::Error::other("a pipe is missing");
-    let requests = child.stdin.take().ok_or_else(missing)?;
-    let output = BufReader::new(child.stdout.take().ok_or_else(missing)?);
-    let (sender, answers) = channel();
-    std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-    Ok(Worker { child, requests, answers, version: String::new(), sources: 0 })
+fn line(message: &impl Serialize) -> Result<String, EvaluatorError> {
+    serde_json::to_string(message).map_err(|error| unusable(&error.to_string()))
 }
 
 fn unusable(message: &str) -> EvaluatorError {

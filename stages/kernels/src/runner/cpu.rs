@@ -1,42 +1,34 @@
 //! Runs a candidate on the CPU device: its own program in a process of its own, told what to run over a pipe.
 //!
-//! The process has an empty environment, a process group, limits, and two pipes beside its standard streams; what it prints
-//! goes nowhere (standard output) or into a bounded buffer (standard error), so that no output is taken for an answer.
-//! It dies with the thread that started it. Covered: memory by watching what it holds (AddressSanitizer reserves terabytes
-//! of addresses, so that no limit on addresses can work), processor time, files, core dumps. Not covered: a candidate with
-//! host code (`launch`) can read what this user can read, and answer `done` without having run; the answer is judged by the
-//! outputs alone.
+//! The process has an empty environment, limits, and two pipes beside its standard streams; what it prints goes nowhere
+//! (standard output) or into a bounded buffer (standard error), so that no output is taken for an answer. Covered: memory by
+//! watching what it holds (AddressSanitizer reserves terabytes of addresses, so that no limit on addresses can work),
+//! processor time, files, core dumps. Not covered: a candidate with host code (`launch`) can read what this user can read,
+//! and answer `done` without having run; the answer is judged by the outputs alone.
 
 use std::fs;
-use std::io::{self, PipeReader, PipeWriter, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::io::{self, PipeReader, PipeWriter};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::prctl;
-use nix::sys::resource::{Resource, setrlimit};
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::sys::resource::Resource;
+use nix::sys::signal::Signal;
 use serde::Deserialize;
 
+use crate::child::limit;
+use crate::child::process::{Heard, Process};
 use crate::compile::host::source_line;
 use crate::fault::{EvaluatorError, Fault, FaultKind};
-use crate::spawn::spawn;
 
-/// Where the program finds its pipes.
-const IN_FD: RawFd = 3;
-const OUT_FD: RawFd = 4;
 /// How the program ends after a `cuda-cpu:` line, after a report of AddressSanitizer, and when its caller is wrong.
 const EXIT_FAULT: i32 = 86;
 const EXIT_SANITIZER: i32 = 99;
 const EXIT_PROTOCOL: i32 = 2;
 
-const KEPT_OUTPUT: usize = 64 << 10;
-const LONGEST_ANSWER: usize = 4096;
 const GLANCE: Duration = Duration::from_millis(20);
 const START_LIMIT: Duration = Duration::from_secs(10);
 
@@ -75,22 +67,8 @@ pub struct RunReport {
 #[derive(Debug)]
 pub struct CpuRunner {
     program: PathBuf,
-    child: Child,
-    requests: PipeWriter,
-    answers: PipeReader,
-    errors: ChildStderr,
-    unread: Vec<u8>,
-    printed: Vec<u8>,
+    process: Process,
     limits: CpuLimits,
-}
-
-/// What ends a wait for an answer.
-enum Heard {
-    Line(String),
-    /// The program closed its pipe: it has ended or is about to.
-    End,
-    TooLate,
-    TooLarge,
 }
 
 impl CpuRunner {
@@ -105,16 +83,15 @@ impl CpuRunner {
         let (child_requests, requests) = io::pipe().map_err(cannot)?;
         let (answers, child_answers) = io::pipe().map_err(cannot)?;
         let mut command = Command::new(program);
-        command.arg(arena).arg(arena_bytes.to_string()).arg(IN_FD.to_string()).arg(OUT_FD.to_string());
-        command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
-        confine(&mut command, [child_requests.as_raw_fd(), child_answers.as_raw_fd()], limits);
-        let mut child = spawn(&mut command).map_err(cannot)?;
-        drop((child_requests, child_answers));
-        let errors = child.stderr.take().ok_or_else(|| EvaluatorError::new("the program has no standard error"))?;
-        let (unread, printed) = (Vec::new(), Vec::new());
-        let mut runner =
-            Self { program: program.to_owned(), child, requests, answers, errors, unread, printed, limits };
-        runner.never_block()?;
+        command.arg(arena).arg(arena_bytes.to_string());
+        hand_over(&mut command, child_requests, child_answers);
+        command.env_clear().stdin(Stdio::null()).stdout(Stdio::null());
+        let processor = (Resource::RLIMIT_CPU, limits.processor_seconds);
+        limit(&mut command, [(Resource::RLIMIT_FSIZE, 0), (Resource::RLIMIT_NPROC, 0), processor]);
+        let process = Process::start_over(&mut command, requests.into(), answers.into()).map_err(cannot)?;
+        // With it go our copies of the program's ends.
+        drop(command);
+        let mut runner = Self { program: program.to_owned(), process, limits };
         Ok(match runner.answer(START_LIMIT)? {
             Ok(line) if line.starts_with("ready ") => Ok(runner),
             Ok(line) => Err(strange_answer(&line)),
@@ -131,97 +108,37 @@ impl CpuRunner {
         limit: Duration,
     ) -> Result<Result<RunReport, Fault>, EvaluatorError> {
         let spans = arguments.iter().chain([&scratch]).map(|span| format!(" {}:{}", span.offset, span.bytes));
-        let request = format!("run {order_seed}{}\n", spans.collect::<String>());
+        let request = format!("run {order_seed}{}", spans.collect::<String>());
         // A program that has ended does not read; its end is heard below.
-        let _ = self.requests.write_all(request.as_bytes());
+        let _ = self.process.send(&request);
         Ok(self.answer(limit)?.and_then(|line| report(&line)))
-    }
-
-    fn never_block(&self) -> Result<(), EvaluatorError> {
-        for pipe in [self.answers.as_fd(), self.errors.as_fd()] {
-            let set = fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
-            set.map_err(|error| EvaluatorError::new(format!("cannot prepare a pipe: {error}")))?;
-        }
-        Ok(())
     }
 
     /// The next line, or what became of the program instead.
     fn answer(&mut self, limit: Duration) -> Result<Result<String, Fault>, EvaluatorError> {
-        let fault = match self.listen(Instant::now() + limit)? {
-            Heard::Line(line) => return Ok(Ok(line)),
-            Heard::End => return self.autopsy().map(Err),
-            Heard::TooLate => plain(FaultKind::Timeout, format!("it did not end within {:.1} s", limit.as_secs_f64())),
-            Heard::TooLarge => {
+        let end = Instant::now() + limit;
+        let fault = loop {
+            if self.held_bytes() > self.limits.memory_bytes {
                 let most = self.limits.memory_bytes >> 20;
-                plain(FaultKind::Crash, format!("it used more than {most} MiB of memory"))
+                break plain(FaultKind::Crash, format!("it used more than {most} MiB of memory"));
+            }
+            match self.process.hear(end.min(Instant::now() + GLANCE)) {
+                Heard::Line(line) => return Ok(Ok(line)),
+                Heard::End => return self.autopsy().map(Err),
+                Heard::Nothing if Instant::now() >= end => {
+                    let seconds = limit.as_secs_f64();
+                    break plain(FaultKind::Timeout, format!("it did not end within {seconds:.1} s"));
+                }
+                Heard::Nothing => {}
             }
         };
-        self.kill();
+        self.process.kill();
         Ok(Err(fault))
-    }
-
-    fn listen(&mut self, end: Instant) -> Result<Heard, EvaluatorError> {
-        loop {
-            if let Some(length) = self.unread.iter().position(|byte| *byte == b'\n') {
-                let line = self.unread.drain(..=length).collect::<Vec<_>>();
-                return Ok(Heard::Line(String::from_utf8_lossy(&line).trim_end().to_owned()));
-            }
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(Heard::TooLate);
-            }
-            if self.held_bytes() > self.limits.memory_bytes {
-                return Ok(Heard::TooLarge);
-            }
-            self.wait_for_output(left.min(GLANCE))?;
-            if self.read_answers() || self.unread.len() > LONGEST_ANSWER {
-                return Ok(Heard::End);
-            }
-            self.read_errors();
-        }
-    }
-
-    fn wait_for_output(&self, limit: Duration) -> Result<(), EvaluatorError> {
-        let mut pipes =
-            [PollFd::new(self.answers.as_fd(), PollFlags::POLLIN), PollFd::new(self.errors.as_fd(), PollFlags::POLLIN)];
-        let timeout = PollTimeout::try_from(limit.max(Duration::from_millis(1))).unwrap_or(PollTimeout::MAX);
-        match poll(&mut pipes, timeout) {
-            Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
-            Err(error) => Err(EvaluatorError::new(format!("cannot wait for the program: {error}"))),
-        }
-    }
-
-    /// Whether the pipe has ended.
-    fn read_answers(&mut self) -> bool {
-        let mut buffer = [0; LONGEST_ANSWER];
-        match self.answers.read(&mut buffer) {
-            Ok(0) => true,
-            Ok(length) => {
-                self.unread.extend_from_slice(&buffer[..length]);
-                false
-            }
-            Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
-        }
-    }
-
-    /// Keeps the end of what is printed, where a fault's line is.
-    fn read_errors(&mut self) -> bool {
-        let mut buffer = [0; 16 << 10];
-        match self.errors.read(&mut buffer) {
-            Ok(0) => false,
-            Ok(length) => {
-                self.printed.extend_from_slice(&buffer[..length]);
-                let extra = self.printed.len().saturating_sub(KEPT_OUTPUT);
-                self.printed.drain(..extra);
-                true
-            }
-            Err(_) => false,
-        }
     }
 
     /// Memory of the program's own: resident and not shared.
     fn held_bytes(&self) -> u64 {
-        let statistics = fs::read_to_string(format!("/proc/{}/statm", self.child.id())).unwrap_or_default();
+        let statistics = fs::read_to_string(format!("/proc/{}/statm", self.process.id())).unwrap_or_default();
         let mut pages = statistics.split(' ').skip(1).map(|number| number.parse::<u64>().unwrap_or(0));
         let (resident, shared) = (pages.next().unwrap_or(0), pages.next().unwrap_or(0));
         resident.saturating_sub(shared) * 4096
@@ -229,9 +146,8 @@ impl CpuRunner {
 
     /// What a program that has ended, or closed its pipe, died of.
     fn autopsy(&mut self) -> Result<Fault, EvaluatorError> {
-        let status = self.last_status();
-        while self.read_errors() {}
-        let printed = String::from_utf8_lossy(&self.printed).into_owned();
+        let status = self.process.last_status();
+        let printed = self.process.printed();
         if status.and_then(|status| status.code()) == Some(EXIT_PROTOCOL)
             && let Some((_, reason)) = printed.split_once("cuda-cpu protocol: ")
         {
@@ -239,59 +155,19 @@ impl CpuRunner {
         }
         Ok(explain(&self.program, status, &printed))
     }
-
-    /// The status of a program that ends by itself; one that only closed its pipe is ended.
-    fn last_status(&mut self) -> Option<ExitStatus> {
-        let patience = Instant::now() + Duration::from_secs(1);
-        while Instant::now() < patience {
-            if let Ok(Some(status)) = self.child.try_wait() {
-                return Some(status);
-            }
-            self.read_errors();
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        self.kill();
-        None
-    }
-
-    fn kill(&mut self) {
-        let _ = killpg(Pid::from_raw(self.child.id() as i32), Signal::SIGKILL);
-        let _ = self.child.wait();
-    }
 }
 
-impl Drop for CpuRunner {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-#[expect(unsafe_code, reason = "limits and pipes belong to the child alone, so they are set between fork and exec")]
-fn confine(command: &mut Command, pipes: [RawFd; 2], limits: CpuLimits) {
-    let confine = move || {
-        prctl::set_pdeathsig(Signal::SIGKILL)?;
-        setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
-        setrlimit(Resource::RLIMIT_FSIZE, 0, 0)?;
-        setrlimit(Resource::RLIMIT_NPROC, 0, 0)?;
-        setrlimit(Resource::RLIMIT_CPU, limits.processor_seconds, limits.processor_seconds)?;
-        place_pipes(pipes)
+/// Gives the program its ends of the pipes, and tells it their numbers.
+#[expect(unsafe_code, reason = "other children must not inherit them, so this happens between fork and exec")]
+fn hand_over(command: &mut Command, requests: PipeReader, answers: PipeWriter) {
+    command.args([requests.as_raw_fd(), answers.as_raw_fd()].map(|pipe| pipe.to_string()));
+    let inherit = move || {
+        fcntl(&requests, FcntlArg::F_SETFD(FdFlag::empty()))?;
+        fcntl(&answers, FcntlArg::F_SETFD(FdFlag::empty()))?;
+        Ok(())
     };
     // SAFETY: the closure makes system calls only: it allocates nothing and takes no lock.
-    unsafe { command.pre_exec(confine) };
-}
-
-/// First to numbers out of the way, since either pipe may have the number that the other is to get.
-#[expect(unsafe_code, reason = "after fork, descriptors are plain numbers")]
-fn place_pipes(pipes: [RawFd; 2]) -> io::Result<()> {
-    let check = |result| if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) };
-    // SAFETY: F_DUPFD_CLOEXEC and dup2 are given numbers of open descriptors and touch no memory of ours.
-    unsafe {
-        let requests = check(libc::fcntl(pipes[0], libc::F_DUPFD_CLOEXEC, 16))?;
-        let answers = check(libc::fcntl(pipes[1], libc::F_DUPFD_CLOEXEC, 16))?;
-        check(libc::dup2(requests, IN_FD))?;
-        check(libc::dup2(answers, OUT_FD))?;
-    }
-    Ok(())
+    unsafe { command.pre_exec(inherit) };
 }
 
 fn plain(kind: FaultKind, message: impl Into<String>) -> Fault {

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::candidate::{Candidate, Format};
-use crate::compile::host::HostToolchain;
+use crate::compile::host::tests::toolchain;
 use crate::compile::{Artifact, Built, CompileFailure};
 
 const SEEDS: u64 = 3;
@@ -53,11 +53,6 @@ impl Task {
             self.constants, self.parameters, self.arguments
         )
     }
-}
-
-fn toolchain() -> HostToolchain {
-    let here = std::env::current_exe().expect("a test has a program");
-    HostToolchain::find(&here.with_file_name("cpu-runtimes")).expect("the tests need g++")
 }
 
 fn build(format: Format, source: &str, task: &Task) -> (TempDir, Result<Built, CompileFailure>) {

@@ -2,8 +2,7 @@
 #![expect(unsafe_code, reason = "the driver's API takes raw handles and addresses")]
 
 use std::ffi::{CString, c_void};
-use std::io::{BufRead, Write};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::io::BufRead;
 use std::path::{Path, PathBuf};
 
 use cudarc::driver::{result, sys};
@@ -11,6 +10,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW, Symbol};
 
 use super::activity::Watch;
 use super::{Answer, Ask, PRIVATE};
+use crate::child::answers::Answers;
 use crate::compile::{Artifact, Launch};
 use crate::fault::{Fault, FaultKind};
 use crate::runner::Spans;
@@ -33,7 +33,7 @@ type Outcome<T> = Result<T, Failure>;
 
 /// Runs the child: lines on standard input, answers on what was standard output.
 pub fn main() -> u8 {
-    let mut answers = match private_output() {
+    let mut answers = match Answers::open() {
         Ok(answers) => answers,
         Err(error) => {
             eprintln!("no channel for answers: {error}");
@@ -59,24 +59,9 @@ pub fn main() -> u8 {
     0
 }
 
-/// A kernel's `printf` arrives on standard output, so the answers get a descriptor of their own.
-fn private_output() -> std::io::Result<std::fs::File> {
-    let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
-    // SAFETY: the descriptors are open, and the new one belongs to the file alone.
-    unsafe {
-        let private = libc::fcntl(1, libc::F_DUPFD_CLOEXEC, 3);
-        if private < 0 || libc::dup2(null.as_raw_fd(), 1) < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        Ok(std::fs::File::from_raw_fd(private))
-    }
-}
-
-fn answer(answers: &mut std::fs::File, answer: &Answer) {
-    let mut line = serde_json::to_vec(answer).expect("plain data");
-    line.push(b'\n');
+fn answer(answers: &mut Answers, answer: &Answer) {
     // Nobody to answer: the parent is gone, and the next read will end us.
-    let _ = answers.write_all(&line);
+    let _ = answers.say(answer);
 }
 
 impl Failure {
