@@ -234,7 +234,7 @@ impl HostToolchain {
         link.args(flavour.link_flags()).arg(&object).arg(runtime.join(format!("{}.o", flavour.name())));
         link.arg("-o").arg(folder.join(flavour.name()));
         for command in [compile, link] {
-            if let Err(failure) = judge(process::run(command, folder, &Limits::default())?)? {
+            if let Err(failure) = judge(process::run(command, folder, &Limits::default())?) {
                 return Ok(Err(failure));
             }
         }
@@ -344,14 +344,11 @@ fn nothing_to_run() -> Diagnostic {
 }
 
 /// What a compiler's end says of the candidate.
-fn judge(ended: Ended) -> Result<Result<(), CompileFailure>, EvaluatorError> {
+fn judge(ended: Ended) -> Result<(), CompileFailure> {
     match ended {
-        Ended::Well(_) => Ok(Ok(())),
-        Ended::Limit(reason) => Ok(Err(CompileFailure::Limit(reason))),
-        Ended::Badly(messages) if messages.contains("internal compiler error") => {
-            Err(EvaluatorError::new(format!("g++ failed: {}", messages.lines().next().unwrap_or_default())))
-        }
-        Ended::Badly(messages) => Ok(Err(failure(&messages))),
+        Ended::Well(_) => Ok(()),
+        Ended::Limit(reason) => Err(CompileFailure::Limit(reason)),
+        Ended::Badly(messages) => Err(failure(&messages)),
     }
 }
 

@@ -59,15 +59,15 @@ pub fn run(mut command: Command, folder: &Path, limits: &Limits) -> Result<Ended
     let ended = end(&mut command, limits.time);
     let ended = ended
         .map_err(|error| EvaluatorError::new(format!("cannot run {}: {error}", command.get_program().display())))?;
-    Ok(match ended {
-        None => Ended::Limit(took_too_long(limits)),
-        Some((status, log)) if status.success() => Ended::Well(log),
-        Some((status, log)) if status.code().is_none() || is_exhausted(&log) => {
-            let last = log.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no message").trim();
-            let how = describe(status);
-            Ended::Limit(format!("the compiler broke, perhaps for lack of memory ({how}): {last}"))
+    let Some((status, log)) = ended else { return Ok(Ended::Limit(took_too_long(limits))) };
+    let broken = log.lines().find(|line| BROKEN.iter().any(|sign| line.contains(sign)));
+    Ok(match broken {
+        _ if status.success() => Ended::Well(log),
+        None if status.code().is_some() => Ended::Badly(log),
+        line => {
+            let (how, line) = (describe(status), line.unwrap_or("it said nothing of it").trim());
+            Ended::Limit(format!("the compiler broke, perhaps for lack of memory ({how}): {line}"))
         }
-        Some((_, log)) => Ended::Badly(log),
     })
 }
 
@@ -84,11 +84,14 @@ pub fn took_too_long(limits: &Limits) -> String {
 }
 
 /// What compilers and their parts say when memory ends or a part dies.
-fn is_exhausted(log: &str) -> bool {
-    ["died due to signal", "Killed signal", "out of memory", "instance of 'std::bad_alloc'", "memory exhausted"]
-        .iter()
-        .any(|sign| log.contains(sign))
-}
+const BROKEN: [&str; 6] = [
+    "died due to signal",
+    "Killed signal",
+    "internal compiler error",
+    "out of memory",
+    "memory exhausted",
+    "instance of 'std::bad_alloc'",
+];
 
 fn read(log: &mut File) -> std::io::Result<String> {
     let mut bytes = Vec::new();
