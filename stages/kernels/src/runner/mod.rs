@@ -3,8 +3,6 @@
 pub mod cpu;
 pub mod gpu;
 
-pub use crate::child::process;
-
 /// Where the tensors and the scratch buffer of one run lie: offset and length in the arena, in bytes.
 pub type Spans = Vec<[u64; 2]>;
 

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 pub use server::main;
 
-use super::process::{Ended, Process};
+use crate::child::process::{Ended, Process};
 use super::{Arguments, Spans};
 use crate::compile::{Artifact, Built, Launch};
 use crate::fault::{EvaluatorError, Fault, FaultKind};
