@@ -19,20 +19,21 @@ RUNNER_BYTES = 1 << 30
 
 
 class ArgumentSet:
-    def __init__(self, layout, base, arena, state):
+    def __init__(self, layout, base, arena, task):
         self.layout = layout
         self.base = base
         self.memory = arena.memory(base, layout.size)
         self.image = torch.zeros(layout.tail, dtype=torch.uint8, device=self.memory.device)
         views = [slot.view(self.image) for slot in layout.read]
-        inputs_end = len(views) - len(state)
-        self._inputs = views[:inputs_end]
-        for view, tensor in zip(views[inputs_end:], state, strict=True):
-            view.copy_(tensor)
+        inputs_end, parameters_end = len(task.input_names), len(task.input_names) + len(task.parameter_names)
+        self._inputs, self._parameters = views[:inputs_end], views[inputs_end:parameters_end]
+        for view, (_, buffer) in zip(views[parameters_end:], task.state[len(task.parameter_names) :], strict=True):
+            view.copy_(buffer)
         self._gaps = layout.gaps()
         self._gap_byte = 0
         self._pattern = None
         self.trial = None
+        self.weights = None
         self.values = None
         self.expectations = None
         self._quick = None
@@ -46,9 +47,16 @@ class ArgumentSet:
             "scratch": [self.base + self.layout.scratch.offset, self.layout.scratch.size],
         }
 
-    def take_inputs(self, task, values, trial, quick=False):
-        """New inputs, and what they should give; `quick` asks eager only, for results that are judged a second time."""
+    def take_inputs(self, task, values, trial, weights, quick=False):
+        """New inputs and weights (by their seed), and what they should give.
+
+        `quick` asks eager only, for results of a program that is judged a second time.
+        """
         self.trial = None
+        self.weights = weights
+        task.weights.become(weights)
+        for view, (_, parameter) in zip(self._parameters, task.state, strict=False):
+            view.copy_(parameter)
         private = iter(self._inputs)
         self.values = [next(private).copy_(value) if isinstance(value, torch.Tensor) else value for value in values]
         self.expectations, self._quick = None, None
@@ -80,6 +88,7 @@ class ArgumentSet:
             if facts is not None:
                 return facts
             # Something is wrong, or near it: the whole judgement tells what.
+            self._task.weights.become(self.weights)
             self._quick, self.expectations = None, self._task.expect(self.values)
         measurements = [
             judge.Measurement(expectation, slot.view(self.memory), PATTERNS[self._pattern], earlier)
@@ -159,10 +168,7 @@ class ArgumentSets:
         count = min(wanted, self._room(layout, private, arena, task, available_memory))
         self.task = task
         arena.reserve(layout.size * count)
-        state = [tensor for _, tensor in task.state]
-        self.sets = [
-            ArgumentSet(layout, layout.size * position, arena, state) for position in range(count)
-        ]
+        self.sets = [ArgumentSet(layout, layout.size * position, arena, task) for position in range(count)]
 
     @staticmethod
     def _room(layout, private, arena, task, available_memory):

@@ -28,12 +28,15 @@ def widen(value):
 
 class Twin:
     def __init__(self, model, collect):
+        self._original = model
         self._model = copy.deepcopy(model).double()
         self._buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         self._collect = collect
 
     def forward(self, values):
-        """The outputs in float64; those that are no floats as they are."""
+        """The outputs in float64, with the original's present weights; those that are no floats as they are."""
+        for own, original in zip(self._model.parameters(), self._original.parameters(), strict=True):
+            own.copy_(original)
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:

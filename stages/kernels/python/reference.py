@@ -217,7 +217,8 @@ class Worker:
             if not again:
                 values = sets.task.draw(inputs.derive(self._secret, "inputs", trial))
                 sets.task.check_draw(values)
-                chosen.take_inputs(sets.task, values, trial, fields.get("quick", bool, False))
+                weights = inputs.derive(self._secret, "weights", trial)
+                chosen.take_inputs(sets.task, values, trial, weights, fields.get("quick", bool, False))
             chosen.fill(pattern)
         synchronize(self.device)
         return {}
@@ -236,13 +237,16 @@ class Worker:
         chosen = sets[fields.count("set", 0)]
         if chosen.values is None:
             raise Refusal("internal", "nothing was drawn for this set")
+        sets.task.weights.become(chosen.weights)
         return self._timer(sets.task).time(fields.get("which", str), chosen.values)
 
     def do_kernels(self, fields):
         return self._timer(self._named_or_begun_task(fields)).kernels(fields.get("which", str))
 
     def do_screen(self, fields):
-        return screen.screen(self._named_or_begun_task(fields))
+        task = self._named_or_begun_task(fields)
+        task.weights.become(None)
+        return screen.screen(task)
 
     def do_end(self, _fields):
         self._sets = None

@@ -110,8 +110,8 @@ class CandidateSet:
     def place(self, name):
         return self.arguments[list(self.tensors).index(name)]
 
-    def draw(self, trial=0, pattern=0, again=False):
-        self._connection.ask("draw", set=self.number, trial=trial, pattern=pattern, again=again)
+    def draw(self, trial=0, pattern=0, again=False, quick=False):
+        self._connection.ask("draw", set=self.number, trial=trial, pattern=pattern, again=again, quick=quick)
 
     def judge(self):
         if self.memory.is_cuda:

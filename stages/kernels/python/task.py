@@ -20,6 +20,7 @@ from element_types import NAMES, bits, is_plain, same_bits
 from policy import Policy
 from refusal import Refusal, blame, unsupported
 from task_source import is_number, load
+from weights import Weights
 
 WEIGHTS_SECRET = 0x5EED
 PROTOCOLS = ("cuda-agent", "kernelbench")
@@ -85,6 +86,7 @@ class Task:
         if [output.shape for output in others] != self._output_shapes:
             raise unsupported("the shape of an output depends on the data")
         self._study_cost(first)
+        self.weights = Weights(self.model)
         self.expect(first)
 
     def _study_inputs(self, first, second):
@@ -116,9 +118,9 @@ class Task:
         self._versions = [(name, value, value._version) for name, value in self.model.named_parameters()]
         self._buffer_homes = [_Buffer(self.model, name) for name in self.buffer_names]
         buffers = [(home.name, home.before) for home in self._buffer_homes]
-        for name, value in parameters + buffers:
+        self._state = parameters + buffers
+        for name, value in self._state:
             _check_type(name, value)
-        self.state = [(name, value.contiguous()) for name, value in parameters + buffers]
 
     def _study_forward(self, values):
         """The first forward: what it changes, and what it gives."""
@@ -248,9 +250,14 @@ class Task:
                 raise unsupported(f"{which} is no tensor but a {type(output).__name__}")
         return outputs
 
+    @property
+    def state(self):
+        """Weights as they are now, and buffers, in the order of the arguments."""
+        return [(name, value.contiguous()) for name, value in self._state]
+
     def read_tensors(self):
         inputs = [(name, *shape) for name, shape in zip(self.input_names, self._input_shapes, strict=True)]
-        return inputs + [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in self.state]
+        return inputs + [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in self._state]
 
     def written_tensors(self):
         shapes = [tuple(shape) for shape in self._output_shapes]

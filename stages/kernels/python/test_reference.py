@@ -335,6 +335,48 @@ def test_the_expected_output_is_not_in_the_arena(connection):
     assert wanted not in arguments.memory.numpy().tobytes()
 
 
+def test_weights_are_other_ones_in_each_draw(connection):
+    (arguments,) = connection.begin(make_task(NORM))
+    first = arguments.run(writes(RIGHT["layernorm"][1]), 0)
+    assert only_output(first)["pass"]
+    weight, bias = arguments["norm.weight"].clone(), arguments["norm.bias"].clone()
+    # LayerNorm starts with ones and zeros, which a candidate could leave out.
+    assert 0.9 <= weight.min() < weight.max() <= 1.1
+    assert -0.1 <= bias.min() < 0 < bias.max() <= 0.1
+    remembered = {"norm.weight": weight, "norm.bias": bias}
+
+    def remembers(a):
+        return RIGHT["layernorm"][1]({"x": a["x"], **remembered})
+
+    assert only_output(arguments.run(writes(remembers), 0))["pass"]
+    assert not only_output(arguments.run(writes(remembers), 1))["pass"]
+    assert not torch.equal(arguments["norm.weight"], weight)
+    arguments.draw(0)
+    assert torch.equal(arguments["norm.weight"], weight)
+    arguments.draw(0, 1, again=True)
+    assert torch.equal(arguments["norm.weight"], weight)
+
+
+def test_each_set_keeps_its_weights(connection):
+    first, second = connection.begin(make_task(NORM), sets=2)
+    for quick in (False, True):
+        first.draw(3, quick=quick)
+        second.draw(4, quick=quick)
+        for arguments in (first, second):
+            writes(RIGHT["layernorm"][1])(arguments)
+            assert only_output(arguments.judge())["pass"]
+        assert not torch.equal(first["norm.weight"], second["norm.weight"])
+
+
+def test_zeros_among_weights_stay_where_a_model_put_them(connection):
+    code = model(
+        "x: return x @ self.lower", "[torch.randn(4, 6)]", "self.lower = nn.Parameter(torch.ones(6, 6).tril())"
+    )
+    (arguments,) = connection.begin(make_task(code))
+    arguments.draw(0)
+    assert torch.equal(arguments["lower"] != 0, torch.ones(6, 6).tril() != 0)
+
+
 def test_trials_differ_and_repeat_by_seed(connection):
     def inputs_of(seed, trial):
         (arguments,) = connection.begin(make_task(RELU), seed=seed)
