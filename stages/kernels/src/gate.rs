@@ -7,6 +7,9 @@
 //!
 //! Beside others, one that hangs perhaps, a run can be many times as slow as alone. Who is late therefore waits until only
 //! others that are late are left, and is given the same time once more.
+//!
+//! Drivers bear one fault at a time best: four kernels that faulted at once took an H200 out of service until it was reset.
+//! So candidates run for the first time one after another; most of those that will fault do so then.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -38,10 +41,17 @@ struct State {
     /// Whether newcomers have to wait until no clock does.
     closed: bool,
     late: usize,
+    /// Whether a candidate runs for the first time.
+    first: bool,
+    /// Those who wait to do so, which counts as being idle.
+    queued: usize,
 }
 
 /// One of many, until it is dropped.
 pub struct Shared<'a>(&'a Gate);
+
+/// The only one with an untried candidate, until it is dropped.
+pub struct First<'a>(&'a Gate);
 
 /// Among others that are late, until it is dropped.
 pub struct Late<'a>(&'a Gate);
@@ -102,15 +112,35 @@ fn lock_file(path: &Path) -> Option<Flock<File>> {
 }
 
 impl<'a> Shared<'a> {
-    /// Waits until everybody else who is there is late, too; nobody comes in meanwhile.
-    pub fn be_late(&self) -> Late<'a> {
+    /// Waits until nobody else tries a candidate for the first time.
+    pub fn first(&self) -> First<'a> {
+        let mut state = self.0.lock();
+        state.queued += 1;
+        self.0.changed.notify_all();
+        while state.first {
+            state = self.0.changed.wait(state).expect("no panics while it is held");
+        }
+        state.queued -= 1;
+        state.first = true;
+        First(self.0)
+    }
+
+    /// Waits until everybody else who is there is late, too, or `patience` ends; nobody comes in meanwhile.
+    pub fn be_late(&self, patience: Duration) -> Late<'a> {
         let mut state = self.0.lock();
         state.late += 1;
         self.0.changed.notify_all();
-        while state.sharing > state.late {
-            state = self.0.changed.wait(state).expect("no panics while it is held");
-        }
+        let others_work = |state: &mut State| state.sharing > state.late + state.queued;
+        let waited = self.0.changed.wait_timeout_while(state, patience, others_work);
+        drop(waited.expect("no panics while it is held"));
         Late(self.0)
+    }
+}
+
+impl Drop for First<'_> {
+    fn drop(&mut self) {
+        self.0.lock().first = false;
+        self.0.changed.notify_all();
     }
 }
 
@@ -144,6 +174,16 @@ mod tests {
     use std::sync::atomic::{AtomicI32, Ordering};
 
     use super::*;
+
+    /// Longer than a test may take.
+    const FOREVER: Duration = Duration::from_secs(600);
+
+    #[test]
+    fn who_is_late_does_not_wait_for_ever_for_others_that_stand_still() {
+        let gate = Gate::new(2, None);
+        let (late, _stalled) = (gate.share(), gate.share());
+        drop(late.be_late(Duration::from_millis(20)));
+    }
 
     #[test]
     fn a_clock_is_alone_and_nobody_starves() {
@@ -222,7 +262,7 @@ mod tests {
         let gate = Gate::new(2, None);
         let (late, other) = (gate.share(), gate.share());
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| drop(late.be_late()));
+            let waiting = scope.spawn(|| drop(late.be_late(FOREVER)));
             std::thread::sleep(std::time::Duration::from_millis(50));
             let newcomer = scope.spawn(|| drop(gate.share()));
             std::thread::sleep(std::time::Duration::from_millis(50));
@@ -233,7 +273,24 @@ mod tests {
         });
         drop(late);
         let both = [gate.share(), gate.share()];
-        std::thread::scope(|scope| both.into_iter().for_each(|one| drop(scope.spawn(move || drop(one.be_late())))));
+        std::thread::scope(|scope| {
+            both.into_iter().for_each(|one| drop(scope.spawn(move || drop(one.be_late(FOREVER)))))
+        });
+    }
+
+    #[test]
+    fn first_runs_go_one_after_another_and_who_waits_for_one_is_idle() {
+        let gate = Gate::new(2, None);
+        let (one, other) = (gate.share(), gate.share());
+        let first = one.first();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| drop(other.first()));
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            // A hang: the other must not keep it from being late.
+            drop(one.be_late(FOREVER));
+            assert!(!waiting.is_finished());
+            drop(first);
+        });
     }
 
     #[test]

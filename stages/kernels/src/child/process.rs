@@ -97,20 +97,20 @@ impl Process {
         self.line(limit)
     }
 
-    /// The same, but at the limit `late` is called, and then the answer has as much time again, `least` at the least.
+    /// The same, but after the first limit `late` is called, and then the answer has until the second.
     pub fn ask_twice<Guard>(
         &mut self,
         line: &str,
-        limit: Duration,
-        least: Duration,
+        first: Duration,
+        second: Duration,
         late: impl FnOnce() -> Guard,
     ) -> Result<String, Ended> {
         self.send(line).map_err(|_| self.exited())?;
-        if let Some(line) = self.line_until(Instant::now() + limit)? {
+        if let Some(line) = self.line_until(Instant::now() + first)? {
             return Ok(line);
         }
         let _guard = late();
-        self.line(limit.max(least))
+        self.line(second)
     }
 
     /// Sends a line. It blocks while the child does not read, so the child must have answered what was sent before.

@@ -1,6 +1,6 @@
 //! One verdict: compiled, checked, watched by tools if that was asked, and timed.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::clock::{self, Timed, Timing};
 use super::draft::Draft;
@@ -16,6 +16,9 @@ use crate::gate::Shared;
 use crate::reference::{Described, Task};
 use crate::reward::Cost;
 use crate::verdict::{Compiled, Seconds, Verdict};
+
+/// Others on the CPU device end within their own limits.
+const CPU_PATIENCE: Duration = Duration::from_secs(600);
 
 /// What is judged, and how.
 pub struct Job<'a> {
@@ -66,7 +69,7 @@ impl Job<'_> {
         // A program of the CPU device cannot be given more time: it runs again when the others are done.
         if !self.evaluator.is_gpu && matches!(&checked, Checked::Fault(fault, _) if fault.kind == FaultKind::Timeout) {
             checked = seat.check(|lane, shared| {
-                let _late = shared.map(Shared::be_late);
+                let _late = shared.map(|shared| shared.be_late(CPU_PATIENCE));
                 self.check_in(lane, built, shared)
             })?;
         }

@@ -1,6 +1,6 @@
 //! Is it right? Fresh inputs, each run with two poison patterns, judged by the reference.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::lane::{Lane, Runner};
 use super::random::Choices;
@@ -9,7 +9,22 @@ use crate::fault::{EvaluatorError, Fault, FaultKind};
 use crate::gate::Shared;
 use crate::reference::{Judgement, OutputJudgement, Task, TaskError};
 use crate::runner::cpu::Span;
+use crate::runner::gpu::{GpuRunner, Limits};
 use crate::verdict::{Failure, Outcome};
+
+/// A card that answers so late has been reset meanwhile, or is about to be: what lies in its memory says nothing.
+const OUT_OF_ORDER: Duration = Duration::from_secs(60);
+
+/// A kernel that hangs may keep the card from everybody else. An H200's driver bears that for 5 s and then takes the context
+/// down the hard way, beside whatever else runs. Most kernels that hang do so in their first run, so that is made to go on
+/// alone early: it waits no longer than this for others, which may be waiting for it.
+const FIRST_BESIDE: Duration = Duration::from_secs(1);
+const FIRST_PATIENCE: Duration = Duration::from_millis(1500);
+const FIRST_LEAST_ALONE: Duration = Duration::from_secs(2);
+
+/// A later run may be late because somebody's first one hangs: it waits until that is gone.
+const LATER_PATIENCE: Duration = Duration::from_secs(600);
+const LATER_LEAST_ALONE: Duration = Duration::from_secs(5);
 
 /// How checking ended.
 pub enum Checked {
@@ -63,7 +78,8 @@ pub fn check(lane: &mut Lane, check: &Check) -> Result<Checked, EvaluatorError> 
             if let Err(error) = lane.reference()?.draw(0, trial, pattern, pattern == 1)? {
                 return Ok(Checked::Task(error));
             }
-            if let Err(fault) = lane.run(&layout.sets[0], pattern, choices.next(), check)? {
+            let turn = Turn { pattern, is_first: trial == 0 && pattern == 0, order: choices.next() };
+            if let Err(fault) = lane.run(&layout.sets[0], &turn, check)? {
                 return Ok(Checked::Fault(fault, trial + 1));
             }
             match lane.reference()?.judge(0)? {
@@ -155,27 +171,55 @@ pub fn summary(failure: &Failure) -> String {
     }
 }
 
+/// Which run of a candidate this is.
+struct Turn {
+    pattern: u8,
+    is_first: bool,
+    /// The order of threads on the CPU device follows from it.
+    order: u64,
+}
+
 impl Lane {
     /// Runs a loaded candidate once.
     fn run(
         &mut self,
         arguments: &crate::runner::Arguments,
-        pattern: u8,
-        order: u64,
+        turn: &Turn,
         check: &Check,
     ) -> Result<Result<(), Fault>, EvaluatorError> {
         match self.runner() {
-            Runner::Gpu(runner) => match check.shared {
-                Some(shared) => runner.run_beside_others(arguments, check.limit, || shared.be_late()),
-                None => runner.run(arguments, check.limit),
-            },
+            Runner::Gpu(runner) => run_on_gpu(runner, arguments, turn, check),
             // The second pattern runs in the program that finds races, in another order of threads.
             Runner::Cpu { memory, race } => {
-                let program = if pattern == 0 { memory } else { race };
+                let program = if turn.pattern == 0 { memory } else { race };
                 let span = |[offset, bytes]: [u64; 2]| Span { offset, bytes };
                 let tensors: Vec<Span> = arguments.tensors.iter().copied().map(span).collect();
-                Ok(program.run(order, &tensors, span(arguments.scratch), check.limit)?.map(drop))
+                Ok(program.run(turn.order, &tensors, span(arguments.scratch), check.limit)?.map(drop))
             }
         }
+    }
+}
+
+fn run_on_gpu(
+    runner: &mut GpuRunner,
+    arguments: &crate::runner::Arguments,
+    turn: &Turn,
+    check: &Check,
+) -> Result<Result<(), Fault>, EvaluatorError> {
+    let Some(shared) = check.shared else { return runner.run(arguments, check.limit) };
+    // Held until the process of one that faults is gone.
+    let _first = turn.is_first.then(|| shared.first());
+    let (limit, patience) = (check.limit, if turn.is_first { FIRST_PATIENCE } else { LATER_PATIENCE });
+    let limits = match turn.is_first {
+        true => Limits { beside: limit.min(FIRST_BESIDE), alone: limit.max(FIRST_LEAST_ALONE) },
+        false => Limits { beside: limit, alone: limit.max(LATER_LEAST_ALONE) },
+    };
+    let start = Instant::now();
+    let run = runner.run_beside_others(arguments, &limits, || shared.be_late(patience))?;
+    match run {
+        Ok(()) if start.elapsed() > limits.beside + limits.alone + OUT_OF_ORDER => {
+            Err(EvaluatorError::new(format!("the card took {:.0} s to answer", start.elapsed().as_secs_f64())))
+        }
+        run => Ok(run),
     }
 }

@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 
 pub use server::main;
 
-use crate::child::process::{Ended, Process};
 use super::{Arguments, Spans};
+use crate::child::process::{Ended, Process};
 use crate::compile::{Artifact, Built, Launch};
 use crate::fault::{EvaluatorError, Fault, FaultKind};
 
@@ -54,6 +54,15 @@ enum Answer {
     Error(String),
 }
 
+/// How long one run may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Beside others.
+    pub beside: Duration,
+    /// After that, alone.
+    pub alone: Duration,
+}
+
 /// How to start runners of one GPU.
 #[derive(Clone, Debug)]
 pub struct GpuRunners {
@@ -77,9 +86,6 @@ pub struct GpuRunner {
     /// Whether a candidate's own code runs in it, which can write answers.
     is_tainted: bool,
 }
-
-/// While the driver takes down the context of a candidate that hung, calls of every other process wait, for seconds.
-const LEAST_ALONE: Duration = Duration::from_secs(5);
 
 /// Making a context takes 0.1 s on an idle machine, and many times that when dozens are made at once.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -163,16 +169,16 @@ impl GpuRunner {
         Ok(self.ask(&Ask::Run { arguments: arguments.spans() }, limit)?.map(drop))
     }
 
-    /// The same beside others: at the limit `late` waits until they are done, and then the run has as much time again.
+    /// The same beside others: after a while `late` waits until they are done, and the run goes on alone.
     pub fn run_beside_others<Guard>(
         &mut self,
         arguments: &Arguments,
-        limit: Duration,
+        limits: &Limits,
         late: impl FnOnce() -> Guard,
     ) -> Result<Result<(), Fault>, EvaluatorError> {
         let line = serde_json::to_string(&Ask::Run { arguments: arguments.spans() }).expect("plain data");
-        let answer = self.process.ask_twice(&line, limit, LEAST_ALONE, late);
-        Ok(self.heard(answer, limit)?.map(drop))
+        let answer = self.process.ask_twice(&line, limits.beside, limits.alone, late);
+        Ok(self.heard(answer, limits.alone)?.map(drop))
     }
 
     /// Milliseconds of GPU time of one run with cold caches.
