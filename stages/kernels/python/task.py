@@ -24,6 +24,8 @@ from weights import Weights
 
 WEIGHTS_SECRET = 0x5EED
 PROTOCOLS = ("cuda-agent", "kernelbench")
+FACTOR = 10.0
+"""Other weights may change the size of outputs by so much; by more, and the model is too sensitive to them."""
 
 
 class Task:
@@ -86,7 +88,7 @@ class Task:
         if [output.shape for output in others] != self._output_shapes:
             raise unsupported("the shape of an output depends on the data")
         self._study_cost(first)
-        self.weights = Weights(self.model)
+        self._study_weights(first, outputs)
         self.expect(first)
 
     def _study_inputs(self, first, second):
@@ -155,6 +157,20 @@ class Task:
                     f"forward draws random numbers: two runs differ in {name}",
                     "in the protocol kernelbench models train: dropout is active" if self._train else None,
                 )
+
+    def _study_weights(self, values, outputs):
+        """Weights change from draw to draw, unless the model does not bear it."""
+        self.weights = Weights(self.model)
+        try:
+            self.weights.become(inputs.derive(WEIGHTS_SECRET, "study weights", 0))
+            bears_it = _are_alike(outputs, self.forward(values))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            bears_it = False
+        if not bears_it:
+            self.weights.stay()
+        self.weights.become(None)
 
     def _generators(self):
         states = [torch.get_rng_state()]
@@ -426,6 +442,27 @@ def _check_outputs(outputs, values, names, model):
             raise unsupported(f"{which} is {owners[_storage(output)]}, or a view of it")
     if not outputs:
         raise unsupported("forward returns no tensor")
+
+
+def _are_alike(outputs, others):
+    """Whether the others have the same shapes, no new elements that are not finite, and a similar size."""
+    if [output.shape for output in outputs] != [other.shape for other in others]:
+        return False
+    return all(_is_alike(output, other) for output, other in zip(outputs, others, strict=True))
+
+
+def _is_alike(output, other):
+    if not output.is_floating_point():
+        return True
+    finite = other.isfinite()
+    if bool((output.isfinite() & ~finite).any()):
+        return False
+    before, after = (_size(tensor) for tensor in (output, other))
+    return before / FACTOR <= after <= before * FACTOR or before == 0
+
+
+def _size(tensor):
+    return tensor.nan_to_num(0.0, 0.0, 0.0).double().square().mean().sqrt().item()
 
 
 def _nearly_equal(one, other):
