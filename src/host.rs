@@ -108,6 +108,8 @@ impl Host {
     pub fn device(&self, gpus: u32) -> Device {
         match self.gpus.first() {
             Some(gpu) if gpus > 0 => Device::Cuda { model: gpu.model.clone(), driver: gpu.driver.clone() },
+            // What was measured on a CPU is no answer to who asks for a GPU.
+            None if gpus > 0 => Device::Cuda { model: "none".into(), driver: "none".into() },
             _ => Device::Cpu { model: self.cpu_model.clone() },
         }
     }

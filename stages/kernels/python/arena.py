@@ -264,5 +264,5 @@ def check_fits(arena, read, written):
     if not arena.fits(size):
         raise unsupported(
             f"one set of its tensors takes {size} bytes, more than the arena's limit of {arena.limit}",
-            "use smaller sizes (`set`), or raise --arena-limit",
+            "use smaller sizes (`set`)",
         )

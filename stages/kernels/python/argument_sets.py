@@ -177,7 +177,7 @@ class ArgumentSets:
             raise Refusal(
                 "memory",
                 f"one set takes {layout.size} bytes, more than the arena's limit of {arena.limit}",
-                "ask for less scratch memory, or raise --arena-limit",
+                "ask for less scratch memory, or use smaller sizes (`set`)",
             )
         free = max(0, available_memory - task.forward_bytes - RUNNER_BYTES)
         # A larger block is made before the one in hand can be freed.

@@ -8,7 +8,7 @@ Each degenerate answer is compared under the task's own policy with what was exp
 | `half` | the first half right, zeros after it |
 | `stale` | right for other inputs |
 | `copy:x` | the input x, where it has the output's shape |
-| `without:x` | right, had the input x another draw's values; or the weight x its own mean everywhere |
+| `without:x` | right, had the input x another draw's values; or the weight x its own mean everywhere (one that is the same everywhere: that plus 1) |
 | `identity:mul#3` | one operator left out: here the fourth one counted, a `mul` |
 | `float16`, `bfloat16` | the same forward in half precision |
 | `tf32` | the same forward with TF32 products (on a GPU) |
@@ -111,13 +111,14 @@ class Screening:
         tensors = [*self._task.model.named_parameters(), *self._task.model.named_buffers()]
         for name, tensor in tensors[:MOST_WEIGHTS]:
             if tensor.is_floating_point() and tensor.numel() > 0:
-                self._try_without(name, lambda tensor=tensor: self._with_mean(tensor))
+                self._try_without(name, lambda tensor=tensor: self._with_another(tensor))
 
-    def _with_mean(self, tensor):
+    def _with_another(self, tensor):
         before = tensor.detach().clone()
         try:
-            # A value that is the same everywhere already stands for its absence where it is 0 or 1.
-            tensor.data.fill_(before.double().mean().item())
+            value = before.double().mean().item()
+            # What is the same everywhere, as in a fresh norm, is its own mean: that would tell nothing.
+            tensor.data.fill_(value + 1 if bool((before == before.reshape(-1)[0]).all()) else value)
             return self._task.forward(self._values)
         finally:
             tensor.data.copy_(before)

@@ -13,6 +13,9 @@ use crate::reference::{Policy, Protocol, STEP_LIMIT, Task, TaskError};
 use crate::reward::Scheme;
 use crate::verdict::{Outcome, Verdict};
 
+/// Of one step of a task, where somebody waits for it and nothing is tuned.
+const IMPATIENT_STEP_LIMIT: Duration = Duration::from_secs(120);
+
 /// What the engine knows of the machine.
 #[derive(Clone, Debug)]
 pub struct Machine {
@@ -62,7 +65,7 @@ struct Options {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     inputs: u32,
     /// Repeat the inputs of an earlier verdict
-    #[arg(long, value_name = "HEX", value_parser = |text: &str| u64::from_str_radix(text, 16))]
+    #[arg(long, value_name = "HEX", value_parser = seed)]
     seed: Option<u64>,
     /// What to time beside the candidate: eager, compile, autotune; `none` takes no times
     #[arg(long, value_delimiter = ',', default_value = "eager,compile", value_name = "LIST")]
@@ -148,7 +151,7 @@ fn run(options: &Options, machine: &Machine) -> Result<u8, Refused> {
         cache: machine.cache.join("kernels"),
         // One candidate needs one lane.
         cores: 1,
-        step_limit: STEP_LIMIT,
+        step_limit: if options.baselines.contains(&Baseline::Autotune) { STEP_LIMIT } else { IMPATIENT_STEP_LIMIT },
     };
     let evaluator = Evaluator::new(&setup)?;
     if options.header {
@@ -157,8 +160,13 @@ fn run(options: &Options, machine: &Machine) -> Result<u8, Refused> {
     let candidate = candidate.expect("clap demands it without --header");
     let seed = options.seed.map_or_else(secret, Ok)?;
     let verdict = evaluator.evaluate(&task, &candidate, seed, &settings)?;
-    report(&verdict, &candidate, machine.json);
+    report(&verdict, &task, &candidate, machine.json);
     Ok(exit(&verdict))
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    u64::from_str_radix(digits, 16).map_err(|_| "a seed is a hexadecimal number of at most 16 digits".to_owned())
 }
 
 fn exit(verdict: &Verdict) -> u8 {
@@ -170,13 +178,14 @@ fn exit(verdict: &Verdict) -> u8 {
     }
 }
 
-fn report(verdict: &Verdict, candidate: &Candidate, as_json: bool) {
+fn report(verdict: &Verdict, task: &Task, candidate: &Candidate, as_json: bool) {
     if as_json {
         println!("{}", serde_json::to_string_pretty(verdict).expect("plain data"));
         return;
     }
     let model = verdict.device.as_ref().map(|device| format!(" on {}", device.name)).unwrap_or_default();
-    println!("{}{model}", candidate.name);
+    let subject = if verdict.outcome == Outcome::TaskError { &task.name } else { &candidate.name };
+    println!("{subject}{model}");
     print!("{verdict}");
     if verdict.is_correct() && verdict.performance.is_none() {
         println!("  no times were taken");

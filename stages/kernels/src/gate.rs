@@ -41,6 +41,8 @@ struct State {
     /// Whether newcomers have to wait until no clock does.
     closed: bool,
     late: usize,
+    /// When one of many left last.
+    left: Option<Instant>,
     /// Whether a candidate runs for the first time.
     first: bool,
     /// Those who wait to do so, which counts as being idle.
@@ -112,6 +114,12 @@ fn lock_file(path: &Path) -> Option<Flock<File>> {
 }
 
 impl<'a> Shared<'a> {
+    /// Whether anybody else was there at some time since `start`, this one being there all the time.
+    pub fn had_company(&self, start: Instant) -> bool {
+        let state = self.0.lock();
+        state.sharing > 1 || state.left.is_some_and(|left| left > start)
+    }
+
     /// Waits until nobody else tries a candidate for the first time.
     pub fn first(&self) -> First<'a> {
         let mut state = self.0.lock();
@@ -153,7 +161,10 @@ impl Drop for Late<'_> {
 
 impl Drop for Shared<'_> {
     fn drop(&mut self) {
-        self.0.lock().sharing -= 1;
+        let mut state = self.0.lock();
+        state.sharing -= 1;
+        state.left = Some(Instant::now());
+        drop(state);
         self.0.changed.notify_all();
     }
 }
@@ -183,6 +194,18 @@ mod tests {
         let gate = Gate::new(2, None);
         let (late, _stalled) = (gate.share(), gate.share());
         drop(late.be_late(Duration::from_millis(20)));
+    }
+
+    #[test]
+    fn company_is_noticed() {
+        let gate = Gate::new(2, None);
+        drop(gate.share());
+        let (one, start) = (gate.share(), Instant::now());
+        assert!(!one.had_company(start));
+        let other = gate.share();
+        assert!(one.had_company(start));
+        drop(other);
+        assert!(one.had_company(start) && !one.had_company(Instant::now()));
     }
 
     #[test]

@@ -10,11 +10,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::child::process::{Ended, Process};
+use crate::child::within;
 use crate::fault::EvaluatorError;
 use crate::runner::gpu::SAFE_ENVIRONMENT;
 use crate::runner::{Arguments, Spans};
@@ -253,6 +256,9 @@ const START_LIMIT: Duration = Duration::from_secs(180);
 /// Where nobody says: building a model, compiling it, drawing inputs.
 pub const STEP_LIMIT: Duration = Duration::from_secs(600);
 
+/// The driver takes a worker's GPU memory back before the worker is gone.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
 /// What runs a forward at most.
 const ASK_LIMIT: Duration = Duration::from_secs(120);
 
@@ -449,10 +455,11 @@ impl Reference {
         EvaluatorError::new(format!("a worker of the reference was lost: {why}"))
     }
 
+    /// Ends the worker. Its memory is there again when it is gone, and reaped by its own parent.
     fn kill(&mut self) {
-        if let Some(id) = self.process.take() {
-            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(id), nix::sys::signal::Signal::SIGKILL);
-        }
+        let Some(id) = self.process.take().map(Pid::from_raw) else { return };
+        let _ = kill(id, Signal::SIGKILL);
+        let _ = within(END_LIMIT, || kill(id, None).err());
     }
 }
 

@@ -95,14 +95,6 @@ fn too_much_static_shared_memory_is_an_error() {
 }
 
 #[test]
-fn a_source_that_breaks_the_compiler_says_nothing_of_the_machine() {
-    let deep = format!("{}x[0]{}", "(".repeat(200_000), ")".repeat(200_000));
-    let source = format!("__global__ void k(const float* x, float* out) {{ out[0] = {deep}; }}\n");
-    let built = build_as(Format::Kernel, &source);
-    assert!(matches!(&built, Err(CompileFailure::Limit(why)) if why.contains("the compiler broke")), "{built:?}");
-}
-
-#[test]
 fn what_this_device_lacks_is_unsupported() {
     let kernel = |body: &str| {
         format!(

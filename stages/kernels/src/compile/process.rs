@@ -130,6 +130,14 @@ mod tests {
     }
 
     #[test]
+    fn a_compiler_that_breaks_says_nothing_of_the_machine() {
+        let script =
+            "echo 'g++: internal compiler error: Segmentation fault signal terminated program cc1plus'; exit 4";
+        let ended = shell(script, &Limits::default());
+        assert!(matches!(&ended, Ended::Limit(why) if why.contains("the compiler broke")), "{ended:?}");
+    }
+
+    #[test]
     fn errors_in_the_source_are_none_of_the_limits() {
         let ended = shell("echo \"error: 'bad_alloc' is not a member of 'std'\" >&2; exit 1", &Limits::default());
         assert!(matches!(&ended, Ended::Badly(log) if log.starts_with("error: ")), "{ended:?}");

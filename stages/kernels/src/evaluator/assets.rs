@@ -16,8 +16,9 @@ pub fn unpack(cache: &Path) -> Result<PathBuf, EvaluatorError> {
     let script = folder.join("reference.py");
     if !script.is_file() {
         write(&folder).map_err(|error| {
-            EvaluatorError::new(format!("{}: {error}", folder.display()))
-                .with_hint("name a folder that can be written with --cache")
+            EvaluatorError::new(format!("{}: {error}", folder.display())).with_hint(
+                "work in a folder that can be written: .cuda-agent is made in the project's, or in the current one",
+            )
         })?;
     }
     Ok(script)

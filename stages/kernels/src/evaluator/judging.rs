@@ -11,7 +11,7 @@ use super::verify::{self, Check, Checked};
 use super::{Evaluator, Settings};
 use crate::candidate::Candidate;
 use crate::compile::{Artifact, Built, Target};
-use crate::fault::{EvaluatorError, FaultKind};
+use crate::fault::{EvaluatorError, Fault, FaultKind};
 use crate::gate::Shared;
 use crate::reference::{Described, Task};
 use crate::reward::Cost;
@@ -65,14 +65,19 @@ impl Job<'_> {
 
     fn check(&self, seat: &mut Seat, built: &Built, seconds: &mut Seconds) -> Result<Checked, Setback> {
         let start = Instant::now();
-        let mut checked = seat.check(|lane, shared| self.check_in(lane, built, shared))?;
+        let (mut checked, had_company) = seat.check(|lane, shared| {
+            let (started, checked) = (Instant::now(), self.check_in(lane, built, shared));
+            (checked, shared.is_some_and(|shared| shared.had_company(started)))
+        });
         // A program of the CPU device cannot be given more time: it runs again when the others are done.
-        if !self.evaluator.is_gpu && matches!(&checked, Checked::Fault(fault, _) if fault.kind == FaultKind::Timeout) {
+        let is_late = |fault: &Fault| !self.evaluator.is_gpu && fault.kind == FaultKind::Timeout && had_company;
+        if matches!(&checked, Ok(Checked::Fault(fault, _)) if is_late(fault)) {
             checked = seat.check(|lane, shared| {
                 let _late = shared.map(|shared| shared.be_late(CPU_PATIENCE));
                 self.check_in(lane, built, shared)
-            })?;
+            });
         }
+        let checked = checked?;
         seconds.verify = start.elapsed().as_secs_f64();
         match checked {
             Checked::Task(error) if error.is_memory() => Err(Setback::Memory(error)),

@@ -19,9 +19,10 @@ pub struct Source {
 
 /// One lane. Both processes start when they are first needed and again after a fault.
 pub struct Lane {
-    source: Arc<Source>,
-    reference: Option<Reference>,
+    // In the order in which they have to go: a worker is reaped by the server.
     runner: Option<Runner>,
+    reference: Option<Reference>,
+    source: Arc<Source>,
 }
 
 /// The process, or processes, that hold a candidate.

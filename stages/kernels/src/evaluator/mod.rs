@@ -193,18 +193,25 @@ impl Evaluator {
         })
     }
 
-    /// Works beside others, and once more with the card to itself if that gave no answer.
+    /// Works beside others, and once more with a card to itself, another one if there is one, if that gave no answer.
     fn on_a_card<T>(&self, mut work: impl FnMut(&mut Seat) -> Result<Result<T, TaskError>, Setback>) -> Answered<T> {
-        let card = self.cards.iter().min_by_key(|card| card.busy.load(Ordering::Relaxed)).expect("there is a card");
-        card.busy.fetch_add(1, Ordering::Relaxed);
-        let beside = work(&mut Seat::Beside(card));
-        let answered = beside.or_else(|_| work(&mut card.whole()));
-        card.busy.fetch_sub(1, Ordering::Relaxed);
+        let card = self.least_busy(None);
+        let beside = card.counted(|| work(&mut Seat::Beside(card)));
+        let answered = beside.or_else(|_| {
+            let card = self.least_busy(Some(card));
+            card.counted(|| work(&mut card.whole()))
+        });
         match answered {
             Ok(answer) => Ok(answer),
             Err(Setback::Memory(error)) => Ok(Err(error)),
             Err(Setback::Machine(error)) => Err(error),
         }
+    }
+
+    /// The card with the least to do, other than `but` if there are several.
+    fn least_busy(&self, but: Option<&Card>) -> &Card {
+        let others = self.cards.iter().filter(|card| !but.is_some_and(|but| std::ptr::eq(*card, but)));
+        others.min_by_key(|card| card.busy.load(Ordering::Relaxed)).unwrap_or(&self.cards[0])
     }
 
     /// A task's description; whoever asks first makes it.
@@ -229,11 +236,8 @@ impl Evaluator {
             lane.keep_if(answered.is_ok());
             answered
         });
-        let described = match settled(described) {
-            // More memory than this there will not be.
-            Err(Setback::Memory(error)) if seat.is_whole() => Err(error),
-            described => described?.and_then(varied).map(Arc::new),
-        };
+        // Short memory is not remembered: others may give theirs back.
+        let described = settled(described)?.and_then(varied).map(Arc::new);
         if let Some(once) = once.as_deref_mut() {
             *once = Some(described.clone());
         }

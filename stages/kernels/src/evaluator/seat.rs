@@ -5,8 +5,8 @@
 //! once more with the card to itself: every other lane is empty then, its processes ended and their memory given back.
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::lane::{Lane, Source};
 use super::pool::{Lent, Pool};
@@ -23,8 +23,8 @@ pub struct Card {
     gate: Gate,
     lanes: Pool<Lane>,
     clocks: Pool<Lane>,
-    /// Held by whoever gathers all the lanes: two who each have half would wait for ever.
-    gathering: Mutex<()>,
+    /// Read by who works beside others, written by who has the card to himself; writers go first.
+    company: RwLock<()>,
     /// What is being done here.
     pub busy: AtomicUsize,
 }
@@ -41,7 +41,7 @@ impl Card {
             gate: Gate::new(clocks, file.as_deref()),
             lanes: pool(lanes),
             clocks: pool(clocks),
-            gathering: Mutex::new(()),
+            company: RwLock::new(()),
             busy: AtomicUsize::new(0),
         }
     }
@@ -51,17 +51,28 @@ impl Card {
         self.lanes.size()
     }
 
+    /// Does something that counts as keeping the card busy.
+    pub fn counted<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.busy.fetch_add(1, Ordering::Relaxed);
+        let done = work();
+        self.busy.fetch_sub(1, Ordering::Relaxed);
+        done
+    }
+
     /// Waits until nothing else is done on the card.
     pub fn whole(&self) -> Seat<'_> {
-        let gathering = self.gathering.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let clocks: Vec<_> = (0..self.clocks.size()).map(|_| self.clocks.take()).collect();
-        let mut lanes: Vec<_> = (0..self.lanes.size()).map(|_| self.lanes.take()).collect();
+        let company = self.company.write().unwrap_or_else(PoisonError::into_inner);
+        // Nobody has any of them now.
+        let mut idle: Vec<_> = (0..self.clocks.size()).map(|_| self.clocks.take()).collect();
+        idle.extend((1..self.lanes.size()).map(|_| self.lanes.take()));
+        let mut lane = self.lanes.take();
         let alone = self.gate.alone();
-        let mut idle = clocks;
-        idle.extend(lanes.drain(1..));
-        idle.iter_mut().chain(&mut lanes).for_each(|lane| lane.reset());
-        let lane = lanes.pop().expect("a card has a lane");
-        Seat::Whole(Box::new(Whole { lane, _alone: alone, _idle: idle, _gathering: gathering }))
+        idle.iter_mut().chain([&mut lane]).for_each(|lane| lane.reset());
+        Seat::Whole(Box::new(Whole { lane, _alone: alone, _idle: idle, _company: company }))
+    }
+
+    fn company(&self) -> RwLockReadGuard<'_, ()> {
+        self.company.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -70,7 +81,7 @@ pub struct Whole<'a> {
     lane: Lent<'a, Lane>,
     _alone: Alone<'a>,
     _idle: Vec<Lent<'a, Lane>>,
-    _gathering: MutexGuard<'a, ()>,
+    _company: RwLockWriteGuard<'a, ()>,
 }
 
 /// Where work is done.
@@ -86,6 +97,7 @@ impl Seat<'_> {
     pub fn check<T>(&mut self, work: impl FnOnce(&mut Lane, Option<&Shared>) -> T) -> T {
         match self {
             Self::Beside(card) => {
+                let _company = card.company();
                 let mut lane = card.lanes.take();
                 let shared = card.gate.share();
                 work(&mut lane, Some(&shared))
@@ -97,7 +109,10 @@ impl Seat<'_> {
     /// Takes times; `work` waits at the gate, where there is one.
     pub fn clock<T>(&mut self, work: impl FnOnce(&mut Lane, Option<&Gate>) -> T) -> T {
         match self {
-            Self::Beside(card) => work(&mut card.clocks.take(), Some(&card.gate)),
+            Self::Beside(card) => {
+                let _company = card.company();
+                work(&mut card.clocks.take(), Some(&card.gate))
+            }
             Self::Whole(whole) => work(&mut whole.lane, None),
         }
     }

@@ -1,9 +1,10 @@
 //! The stage kind `kernels/evaluate`: candidates in, verdicts out.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::time::Duration;
 
-use cuda_agent_protocol::{Program, ProgramError, Request, RowInput, RowResult, RowStatus};
+use cuda_agent_protocol::{Event, Program, ProgramError, Request, RowInput, RowResult, RowStatus};
 use serde_json::{Map, Value, json};
 
 use super::{evaluator, flag, number, template};
@@ -20,9 +21,32 @@ pub fn main() -> u8 {
         let request = program.request.clone();
         let (settings, template) = (settings(&request)?, template(&request)?);
         let evaluator = evaluator(&request, STEP_LIMIT)?;
-        let width = evaluator.width();
-        program.each_row_at_once(width, |row| answer(&evaluator, &settings, &template, row))
+        let (width, told) = (evaluator.width(), Mutex::<BTreeMap<String, usize>>::default());
+        program.each_row_at_once(width, |row| {
+            let result = answer(&evaluator, &settings, &template, row);
+            if let Some(outcome) = outcome(&result) {
+                *told.lock().expect("no panics while it is held").entry(outcome).or_default() += 1;
+            }
+            result
+        })?;
+        let told = told.into_inner().expect("no panics while it was held");
+        if !told.is_empty() {
+            program.send(&summary(&told));
+        }
+        Ok(())
     })
+}
+
+fn outcome(result: &RowResult) -> Option<String> {
+    Some(result.outputs.get("verdicts")?.first()?.get("outcome")?.as_str()?.to_owned())
+}
+
+/// How many of which outcome; a warning where nothing was judged at all, which is a mistake in most cases.
+fn summary(told: &BTreeMap<String, usize>) -> Event {
+    let nothing = told.keys().all(|outcome| outcome == "task_error" || outcome == "unsupported");
+    let counts: Vec<String> = told.iter().map(|(outcome, count)| format!("{count} {outcome}")).collect();
+    let level = if nothing { "warning" } else { "info" };
+    Event::Log { level: level.into(), message: format!("verdicts: {}", counts.join(", ")) }
 }
 
 fn settings(request: &Request) -> Result<Settings, ProgramError> {
