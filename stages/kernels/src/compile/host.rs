@@ -4,6 +4,7 @@
 //! call the race detector. The runtime is compiled once for each identity (compiler, flags, embedded files) and kept;
 //! for each candidate only its own source is compiled.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
@@ -11,11 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use object::{Object, ObjectSection};
+use object::{Object, ObjectSection, ObjectSymbol, SymbolFlags};
 
+use super::names::{demangle, line_of_word};
 use super::process::{self, Ended, Limits};
 use super::rewrite::rewrite;
-use super::{Artifact, Built, CompileFailure, Diagnostic, Launch};
+use super::{Artifact, Built, CompileFailure, Diagnostic, Launch, without_header};
 use crate::candidate::{Candidate, Format};
 use crate::fault::EvaluatorError;
 
@@ -193,16 +195,17 @@ impl HostToolchain {
         write(&folder.join(SOURCE_NAME), &translation_unit(candidate))?;
         let [memory, race] = self.build_both(&runtime, folder);
         if let Some(failure) = [memory?, race?].into_iter().find_map(Result::err) {
-            return Ok(Err(without_moved_columns(failure, &candidate.source)));
+            return Ok(Err(in_plain_words(without_moved_columns(failure, &candidate.source), &candidate.source)));
         }
         let memory = folder.join(Flavour::Memory.name());
         let declared = Declared::read(&memory)?;
-        if candidate.format == Format::Kernel && declared.launches.is_empty() {
-            return Ok(Err(CompileFailure::Source(vec![nothing_to_run()])));
+        let faults = declared.faults(candidate);
+        if !faults.is_empty() {
+            return Ok(Err(CompileFailure::Source(without_header(faults, &candidate.source))));
         }
         Ok(Ok(Built {
             artifact: Artifact::Host { memory, race: folder.join(Flavour::Race.name()) },
-            launches: declared.launches,
+            launches: declared.launches.into_iter().map(|(_, launch)| launch).collect(),
             scratch_bytes: declared.scratch_bytes,
             resources: Vec::new(),
             compiler: self.version.clone(),
@@ -315,12 +318,15 @@ fn unpack(folder: &Path) -> Result<(), EvaluatorError> {
 
 /// The candidate between the header and what registers its host function.
 fn translation_unit(candidate: &Candidate) -> String {
-    let after = match candidate.format {
-        Format::Kernel => "",
-        Format::Launch => "#line 1 \"after the candidate\"\n#include \"task.h\"\nCUDA_CPU_HOST_LAUNCH\n",
+    let (before, after) = match candidate.format {
+        Format::Kernel => ("", ""),
+        Format::Launch => (
+            "#define CUDA_CPU_FORMAT_LAUNCH\n",
+            "#line 1 \"after the candidate\"\n#include \"task.h\"\nCUDA_CPU_HOST_LAUNCH\n",
+        ),
     };
     let source = rewrite(&candidate.source);
-    format!("#include \"cuda_cpu.h\"\n#line 1 \"{SOURCE_NAME}\"\n{source}\n{after}")
+    format!("{before}#include \"cuda_cpu.h\"\n#line 1 \"{SOURCE_NAME}\"\n{source}\n{after}")
 }
 
 /// Columns of lines that `rewrite` changed are not the candidate's.
@@ -338,9 +344,21 @@ fn without_moved_columns(mut failure: CompileFailure, source: &str) -> CompileFa
     failure
 }
 
-fn nothing_to_run() -> Diagnostic {
-    let message = "there is no TASK_LAUNCH(kernel, grid, block): nothing would run".to_owned();
-    Diagnostic { line: None, column: None, message }
+/// The words of the GPU's path where g++ speaks of the header's workings.
+fn in_plain_words(failure: CompileFailure, source: &str) -> CompileFailure {
+    let CompileFailure::Source(mut found) = failure else { return failure };
+    for error in &mut found {
+        let line = error.line.and_then(|line| source.lines().nth(line.checked_sub(1)? as usize)).unwrap_or_default();
+        let of_a_macro = line.contains("TASK_LAUNCH") || line.contains("TASK_SCRATCH");
+        if error.message.contains("redefinition of") && error.message.contains(" task_launch_") {
+            "each TASK_LAUNCH needs a line of its own".clone_into(&mut error.message);
+        } else if of_a_macro && error.message == "expected unqualified-id before string constant" {
+            "this must stand at file scope: is a closing brace missing before it?".clone_into(&mut error.message);
+        } else if error.message.starts_with("launch must be ") {
+            error.line = line_of_word(source, "launch");
+        }
+    }
+    CompileFailure::Source(without_header(found, source))
 }
 
 /// What a compiler's end says of the candidate.
@@ -361,6 +379,9 @@ fn failure(messages: &str) -> CompileFailure {
             return CompileFailure::Unsupported(Diagnostic { message, ..diagnostic.clone() });
         }
     }
+    let mut told = HashSet::new();
+    // A second error of one line mostly comes of the first.
+    diagnostics.retain(|diagnostic| told.insert(diagnostic.line));
     diagnostics.truncate(MOST_DIAGNOSTICS);
     if diagnostics.is_empty() {
         let message = messages.lines().next().unwrap_or("g++ failed without a message").to_owned();
@@ -477,8 +498,11 @@ fn is_intrinsic(name: &str) -> bool {
 
 /// What a program declares, read out of its file: nothing of it runs for that.
 struct Declared {
-    launches: Vec<Launch>,
+    /// With their lines.
+    launches: Vec<(u32, Launch)>,
     scratch_bytes: u64,
+    /// The symbols of the plain `__global__` functions.
+    kernels: Vec<String>,
 }
 
 impl Declared {
@@ -488,17 +512,39 @@ impl Declared {
         let file = object::File::parse(bytes.as_slice()).map_err(broken)?;
         let section = |name| file.section_by_name(name).and_then(|section| section.data().ok()).unwrap_or_default();
         let mut launches = section("cuda_agent_launches").chunks_exact(RECORD_BYTES).map(launch).collect::<Vec<_>>();
-        launches.sort_by_key(|(order, _)| *order);
-        let launches = launches.into_iter().map(|(_, launch)| launch).collect();
+        launches.sort_by_key(|(line, _)| *line);
         let scratch = section("cuda_agent_scratch").first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        Ok(Self { launches, scratch_bytes: scratch })
+        let kernels = file.symbols().filter(is_kernel).filter_map(|symbol| symbol.name().ok().map(str::to_owned));
+        Ok(Self { launches, scratch_bytes: scratch, kernels: kernels.collect() })
     }
+
+    fn faults(&self, candidate: &Candidate) -> Vec<Diagnostic> {
+        if candidate.format == Format::Kernel && self.launches.is_empty() {
+            let line = line_of_word(&candidate.source, "__global__");
+            let message = "nothing is launched: add TASK_LAUNCH(kernel, grid, block) at file scope".to_owned();
+            return vec![Diagnostic { line, column: None, message }];
+        }
+        self.launches.iter().filter_map(|(line, launch)| self.fault(*line, &launch.symbol)).collect()
+    }
+
+    fn fault(&self, line: u32, name: &str) -> Option<Diagnostic> {
+        let found = self.kernels.iter().any(|symbol| symbol == name || demangle(symbol) == name);
+        let message =
+            format!("TASK_LAUNCH({name}): there is no such kernel: it must be a plain, non-static __global__ function");
+        (!found).then_some(Diagnostic { line: Some(line), column: None, message })
+    }
+}
+
+/// `__global__` is the protected visibility on this device (`cuda_cpu.h`), which functions of one file alone can't have.
+fn is_kernel<'a>(symbol: &impl ObjectSymbol<'a>) -> bool {
+    let SymbolFlags::Elf { st_other, .. } = symbol.flags() else { return false };
+    symbol.is_definition() && symbol.is_global() && st_other & 3 == object::elf::STV_PROTECTED
 }
 
 /// `cuda_cpu_record` of `abi.h`: a name of 64 bytes and ten numbers.
 const RECORD_BYTES: usize = 64 + 10 * 4;
 
-/// A launch and its place among those of the source.
+/// A launch and its line, which is the record's place among the others.
 fn launch(record: &[u8]) -> (u32, Launch) {
     let (name, numbers) = record.split_at(64);
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();

@@ -13,9 +13,13 @@ pub(crate) fn toolchain() -> HostToolchain {
 }
 
 fn build_as(format: Format, source: &str) -> Result<Built, CompileFailure> {
+    build_with(format, source, HEADER)
+}
+
+fn build_with(format: Format, source: &str, header: &str) -> Result<Built, CompileFailure> {
     let folder = TempDir::new().expect("a folder");
     let candidate = Candidate { format, source: source.to_owned(), name: "test".to_owned() };
-    toolchain().build(&candidate, HEADER, folder.path()).expect("the toolchain works")
+    toolchain().build(&candidate, header, folder.path()).expect("the toolchain works")
 }
 
 fn source_errors(source: &str) -> Vec<Diagnostic> {
@@ -71,19 +75,124 @@ fn a_kernel_must_take_the_tasks_tensors() {
     for right in ["float* x, float* out", "const float* x, float* out, char* scratch"] {
         assert!(build_as(Format::Kernel, &with(right)).is_ok(), "{right}");
     }
-    assert_eq!(shown(&errors), ["4:1 k must take (const float* x, float* out) and may take a scratch pointer"]);
+    assert_eq!(
+        shown(&errors),
+        ["4:1 k must take (const float* x, float* out) and may take a scratch pointer after them"]
+    );
 }
 
 #[test]
 fn a_candidate_must_launch_something() {
-    assert_eq!(
-        shown(&source_errors("#include \"task.h\"\n")),
-        ["-:- there is no TASK_LAUNCH(kernel, grid, block): nothing would run"]
-    );
+    let nothing = "nothing is launched: add TASK_LAUNCH(kernel, grid, block) at file scope";
+    assert_eq!(shown(&source_errors("#include \"task.h\"\n")), [format!("-:- {nothing}")]);
+    let idle = "#include \"task.h\"\n\n__global__ void k(const float* x, float* out) {}\n";
+    assert_eq!(shown(&source_errors(idle)), [format!("3:- {nothing}")]);
+    assert_eq!(shown(&source_errors("")), ["1:- task.h is not included".to_owned(), format!("-:- {nothing}")]);
     let Err(CompileFailure::Source(errors)) = build_as(Format::Launch, "#include \"task.h\"\n") else {
         panic!("it compiles")
     };
-    assert_eq!(shown(&errors), ["-:- 'launch' was not declared in this scope"]);
+    let prototype = "extern \"C\" cudaError_t launch(const float* x, float* out, void* scratch, cudaStream_t stream)";
+    assert_eq!(shown(&errors), [format!("-:- there is no function launch: {prototype}")]);
+    for parameters in ["float* x, float* out, void* s, cudaStream_t t", "TASK_PARAMETERS, void* s"] {
+        let source =
+            format!("#include \"task.h\"\nextern \"C\" cudaError_t launch({parameters}) {{ return cudaSuccess; }}\n");
+        let Err(CompileFailure::Source(errors)) = build_as(Format::Launch, &source) else { panic!("{parameters}") };
+        assert_eq!(shown(&errors), [format!("2:- launch must be {prototype}")]);
+    }
+}
+
+const ELEMENTS: &str = "#pragma once\n#define TASK_PARAMETERS const long long* x, const bool* mask, signed char* out\n#define TASK_ARGUMENTS x, mask, out\n";
+
+/// The rule of `element_fits` in `headers/task_machinery.h`.
+#[test]
+fn elements_go_by_the_names_that_the_gpu_takes() {
+    let with = |parameters: &str| {
+        let source = format!("#include \"task.h\"\n__global__ void k({parameters}) {{}}\nTASK_LAUNCH(k, 1, 1)\n");
+        build_with(Format::Kernel, &source, ELEMENTS)
+    };
+    for right in [
+        "const int64_t* x, const unsigned char* mask, char* out",
+        "int64_t* x, uint8_t* mask, int8_t* out, float* scratch",
+        "TASK_PARAMETERS",
+    ] {
+        assert!(with(right).is_ok(), "{right}");
+    }
+    for wrong in [
+        "const int* x, const bool* mask, char* out",
+        "const unsigned long* x, const bool* mask, char* out",
+        "const long long* x, const char* mask, char* out",
+        "const long long* x, const bool* mask, unsigned char* out",
+        "const long long* x, const bool* mask, const char* out",
+    ] {
+        let Err(CompileFailure::Source(errors)) = with(wrong) else { panic!("{wrong}") };
+        assert!(errors.len() == 1 && errors[0].message.starts_with("k must take (const long long* x"), "{errors:?}");
+    }
+}
+
+#[test]
+fn launches_are_refused_as_on_the_gpu() {
+    let said = |kernel: &str, launch: &str| {
+        let source =
+            format!("#include \"task.h\"\n{kernel} void k(const float* x, float* out) {{ out[0] = 0; }}\n{launch}\n");
+        shown(&source_errors(&source)).join("; ")
+    };
+    let plain = |launch: &str| said("__global__", launch);
+    let template = said("template <int n> __global__", "TASK_LAUNCH(k<250>, 1, 1)");
+    let none = "3:- TASK_LAUNCH(k): there is no such kernel: it must be a plain, non-static __global__ function";
+    assert_eq!(
+        template,
+        "3:1 TASK_LAUNCH(k<250>): a template can't be launched here: call it from a plain __global__ function"
+    );
+    assert_eq!(said("static __global__", "TASK_LAUNCH(k, 1, 1)"), none);
+    assert_eq!(said("__device__", "TASK_LAUNCH(k, 1, 1)"), none);
+    assert_eq!(
+        said("namespace inner { __global__", "}\nusing namespace inner;\nTASK_LAUNCH(k, 1, 1)").get(1..),
+        none.get(1..)
+    );
+    let grid = "3:1 TASK_LAUNCH(k): a grid has 1 to 2147483647 blocks in x, 1 to 65535 in y and in z";
+    for wrong in ["0", "-1", "1LL << 32", "dim3(1, 65536)"] {
+        assert_eq!(plain(&format!("TASK_LAUNCH(k, ({wrong}), 1)")), grid, "{wrong}");
+    }
+    let block = "3:1 TASK_LAUNCH(k): a block has 1 to 1024 threads, at most 64 of them in z";
+    for wrong in ["2048", "dim3(32, 33)", "dim3(1, 1, 65)", "0"] {
+        assert_eq!(plain(&format!("TASK_LAUNCH(k, 1, ({wrong}))")), block, "{wrong}");
+    }
+    let size = "3:1 TASK_LAUNCH(k): a grid or a block is an integer or a dim3";
+    assert_eq!([plain("TASK_LAUNCH(k, 4.0, 1)"), plain("TASK_LAUNCH(k, 1, 32.5f)")], [size, size]);
+    let shared = "3:1 TASK_LAUNCH(k): a block has at most 232448 bytes of shared memory";
+    assert_eq!([plain("TASK_LAUNCH(k, 1, 1, 300000)"), plain("TASK_LAUNCH(k, 1, 1, -4)")], [shared, shared]);
+    let count = "3:1 TASK_LAUNCH takes a kernel, a grid, a block, and perhaps bytes of shared memory";
+    assert_eq!([plain("TASK_LAUNCH(k, 1)"), plain("TASK_LAUNCH(k)")], [count, count]);
+    assert!(plain("TASK_LAUNCH(k, 1, 1) TASK_LAUNCH(k, 2, 1)").ends_with(" each TASK_LAUNCH needs a line of its own"));
+    let brace = plain("void f() {\nTASK_LAUNCH(k, 1, 1)");
+    assert!(brace.contains("4:1 this must stand at file scope: is a closing brace missing before it?"), "{brace}");
+    assert_eq!(plain("TASK_LAUNCH(k, 1, 1)\nTASK_SCRATCH(-1)"), "4:1 TASK_SCRATCH takes a number of bytes");
+}
+
+#[test]
+fn launches_keep_the_order_of_the_source_and_the_names_of_kernels() {
+    let built = build_as(
+        Format::Kernel,
+        "#include \"task.h\"\nextern \"C\" __global__ void b(TASK_PARAMETERS) {}\nvoid __global__ __launch_bounds__(64) a(TASK_PARAMETERS);\n\
+         constexpr dim3 grid(2, 3);\nTASK_LAUNCH(b, grid, dim3(8, 8))\nTASK_LAUNCH(a, 10LL / 3, 32u, 100 * 1024);\nTASK_LAUNCH(b, 1, 2)\n\
+         __global__ void a(TASK_PARAMETERS) {}\nTASK_SCRATCH(16 * sizeof(float));\n",
+    )
+    .expect("it compiles");
+    let launches = built.launches.iter().map(|l| (&*l.symbol, l.grid, l.block, l.shared_bytes)).collect::<Vec<_>>();
+    let expected =
+        [("b", [2, 3, 1], [8, 8, 1], 0), ("a", [3, 1, 1], [32, 1, 1], 102_400), ("b", [1, 1, 1], [2, 1, 1], 0)];
+    assert_eq!((launches.as_slice(), built.scratch_bytes), (expected.as_slice(), 64));
+}
+
+#[test]
+fn a_forgotten_header_and_a_foreign_macro_are_told() {
+    let kernel = "__global__ void k(const float* x, float* out) {}\nTASK_LAUNCH(k, 1, 1)\n";
+    assert_eq!(shown(&source_errors(kernel))[0], "1:- task.h is not included");
+    let source = format!(
+        "#include \"task.h\"\n{kernel}extern \"C\" cudaError_t launch(TASK_PARAMETERS, void* s, cudaStream_t t) {{ return cudaSuccess; }}\n"
+    );
+    let Err(CompileFailure::Source(errors)) = build_as(Format::Launch, &source) else { panic!("it compiles") };
+    assert_eq!(shown(&errors), ["3:1 a launch candidate launches in its function launch, without TASK_LAUNCH"]);
 }
 
 #[test]

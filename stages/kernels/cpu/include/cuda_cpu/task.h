@@ -8,10 +8,19 @@ template <class T> struct no_const<const T> { typedef T type; static constexpr b
 template <class A, class B> struct same { static constexpr bool value = false; };
 template <class A> struct same<A, A> { static constexpr bool value = true; };
 
+// Types that a tensor's elements can be called by, as `element_fits` of `task_machinery.h` has them.
+template <class T> struct plain { typedef T type; };
+template <> struct plain<long> { typedef long long type; };
+template <> struct plain<char> { typedef signed char type; };
+template <class Given, class Expected> struct element_fits {
+    static constexpr bool value = same<typename plain<Given>::type, Expected>::value;
+};
+template <> struct element_fits<unsigned char, bool> { static constexpr bool value = true; };
+
 // A kernel may leave out the `const` of an input, but not add one to an output.
-template <class A, class B> struct same_pointer { static constexpr bool value = same<A, B>::value; };
-template <class A, class B> struct same_pointer<A*, B*> {
-    static constexpr bool value = same<typename no_const<A>::type, typename no_const<B>::type>::value &&
+template <class A, class B> struct pointer_fits { static constexpr bool value = false; };
+template <class A, class B> struct pointer_fits<A*, B*> {
+    static constexpr bool value = element_fits<typename no_const<A>::type, typename no_const<B>::type>::value &&
                                   (no_const<B>::constant || !no_const<A>::constant);
 };
 
@@ -21,18 +30,25 @@ template <class Kernel, class Task> struct match { static constexpr bool value =
 template <> struct match<list<>, list<>> { static constexpr bool value = true; };
 template <class Scratch> struct match<list<Scratch*>, list<>> { static constexpr bool value = true; };
 template <class K, class... Ks, class T, class... Ts> struct match<list<K, Ks...>, list<T, Ts...>> {
-    static constexpr bool value = same_pointer<K, T>::value && match<list<Ks...>, list<Ts...>>::value;
+    static constexpr bool value = pointer_fits<K, T>::value && match<list<Ks...>, list<Ts...>>::value;
 };
 
 template <unsigned... I> struct sequence {};
 template <unsigned N, unsigned... I> struct counting : counting<N - 1, N - 1, I...> {};
 template <unsigned... I> struct counting<0, I...> { typedef sequence<I...> type; };
 
-template <class F> struct function;
+// What is no function, or one that a launch can't call.
+template <class F> struct function {
+    static constexpr unsigned count = 0;
+    template <class Task> static constexpr bool fits() { return false; }
+    template <auto& f> static int call(void* const*) { return 0; }
+};
 template <class R, class... P> struct function<R(P...)> {
     typedef list<P...> parameters;
     static constexpr unsigned count = sizeof...(P);
-    template <class Task> static constexpr bool fits() { return match<list<P...>, typename function<Task>::parameters>::value; }
+    template <class Task> static constexpr bool fits() {
+        return same<R, void>::value && match<list<P...>, typename function<Task>::parameters>::value;
+    }
 
     // `pointers` are the task's tensors, then the scratch buffer and the stream.
     template <unsigned... I>
@@ -53,10 +69,41 @@ template <class R, class... P> struct function<R(P...)> {
 template <class Task> struct elements;
 template <class... T> struct elements<void(T*...)> { static constexpr unsigned bytes[] = {sizeof(T)..., 0}; };
 
+// The limits of `task_machinery.h`, in numbers that don't wrap.
+struct Size {
+    long long x, y, z;
+};
+template <class T> constexpr bool is_size = T(1) / T(2) == T(0);
+template <> inline constexpr bool is_size<dim3> = true;
+template <> inline constexpr bool is_size<const dim3> = true;
+template <class T> constexpr bool is_size<T&> = is_size<T>;
+template <class T> constexpr Size size(T x) { return Size{(long long)x, 1, 1}; }
+constexpr Size size(dim3 all) { return Size{all.x, all.y, all.z}; }
+
+constexpr bool grid_fits(Size s) {
+    return s.x > 0 && s.y > 0 && s.z > 0 && s.x <= 0x7fffffff && s.y <= 65535 && s.z <= 65535;
+}
+constexpr bool block_fits(Size s) {
+    return s.x > 0 && s.y > 0 && s.z > 0 && s.x <= 1024 && s.y <= 1024 && s.z <= 64 && s.x * s.y * s.z <= 1024;
+}
+
+template <unsigned N> constexpr bool is_template(const char (&name)[N]) {
+    for (char letter : name)
+        if (letter == '<') return true;
+    return false;
+}
+
+// Each launch has a line of its own, which orders them as well.
 template <unsigned N>
-constexpr cuda_cpu_record record(const char (&name)[N], unsigned order, unsigned arguments, dim3 grid, dim3 block, unsigned shared = 0) {
-    static_assert(N <= 64, "a kernel's name has at most 63 characters");
-    cuda_cpu_record made{{}, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared, arguments, order, 0};
+constexpr cuda_cpu_record record(const char (&name)[N], unsigned line, unsigned arguments, Size grid, Size block, long long shared) {
+    static_assert(N <= 64, "a kernel's name has at most 63 letters");
+    cuda_cpu_record made{{},
+                         {(unsigned)grid.x, (unsigned)grid.y, (unsigned)grid.z},
+                         {(unsigned)block.x, (unsigned)block.y, (unsigned)block.z},
+                         (unsigned)shared,
+                         arguments,
+                         line,
+                         0};
     for (unsigned i = 0; i < N; i++) made.kernel[i] = name[i];
     return made;
 }
@@ -75,26 +122,59 @@ struct Registration {
 #define CUDA_CPU_JOIN(a, b) CUDA_CPU_JOIN_(a, b)
 #define CUDA_CPU_SECTION(name) __attribute__((section(name), used, aligned(8)))
 
-#define TASK_LAUNCH(kernel, ...) CUDA_CPU_TASK_LAUNCH(__COUNTER__, kernel, __VA_ARGS__)
-#define CUDA_CPU_TASK_LAUNCH(id, kernel, ...)                                                                         \
+#ifdef CUDA_CPU_FORMAT_LAUNCH
+#define TASK_LAUNCH(...) static_assert(false, "a launch candidate launches in its function launch, without TASK_LAUNCH");
+#else
+#define TASK_LAUNCH(...) CUDA_CPU_PICK(__VA_ARGS__, CUDA_CPU_WRONG, CUDA_CPU_LAUNCH_4, CUDA_CPU_LAUNCH_3, CUDA_CPU_WRONG, CUDA_CPU_WRONG, 0)(__VA_ARGS__)
+#endif
+#define CUDA_CPU_PICK(a, b, c, d, e, picked, ...) picked
+#define CUDA_CPU_WRONG(...) static_assert(false, "TASK_LAUNCH takes a kernel, a grid, a block, and perhaps bytes of shared memory");
+#define CUDA_CPU_LAUNCH_3(kernel, grid, block) CUDA_CPU_LAUNCH_4(kernel, grid, block, 0)
+// The linkage specification keeps it at file scope.
+#define CUDA_CPU_LAUNCH_4(kernel, grid, block, shared)                                                                \
+    extern "C++" {                                                                                                    \
+    static_assert(!cuda_cpu::is_template(#kernel),                                                                    \
+                  "TASK_LAUNCH(" #kernel "): a template can't be launched here: call it from a plain __global__ function"); \
     static_assert(cuda_cpu::function<decltype(kernel)>::fits<void(TASK_PARAMETERS)>(),                                \
-                  #kernel " must take (" CUDA_CPU_TEXT(TASK_PARAMETERS) ") and may take a scratch pointer");          \
+                  #kernel " must take (" CUDA_CPU_TEXT(TASK_PARAMETERS) ") and may take a scratch pointer after them"); \
+    static_assert(cuda_cpu::is_size<decltype(grid)> && cuda_cpu::is_size<decltype(block)>,                            \
+                  "TASK_LAUNCH(" #kernel "): a grid or a block is an integer or a dim3");                             \
+    static_assert(cuda_cpu::grid_fits(cuda_cpu::size(grid)),                                                          \
+                  "TASK_LAUNCH(" #kernel "): a grid has 1 to 2147483647 blocks in x, 1 to 65535 in y and in z");      \
+    static_assert(cuda_cpu::block_fits(cuda_cpu::size(block)),                                                        \
+                  "TASK_LAUNCH(" #kernel "): a block has 1 to 1024 threads, at most 64 of them in z");                \
+    static_assert((shared) >= 0 && (shared) <= 232448,                                                                \
+                  "TASK_LAUNCH(" #kernel "): a block has at most 232448 bytes of shared memory");                     \
     CUDA_CPU_SECTION("cuda_agent_launches")                                                                           \
-    static constexpr cuda_cpu_record CUDA_CPU_JOIN(cuda_cpu_record_, id) =                                            \
-        cuda_cpu::record(#kernel, id, cuda_cpu::function<decltype(kernel)>::count, __VA_ARGS__);                          \
-    static const cuda_cpu::Registration CUDA_CPU_JOIN(cuda_cpu_registration_, id)(                              \
-        &CUDA_CPU_JOIN(cuda_cpu_record_, id),                                                                         \
-        &cuda_cpu::function<decltype(kernel)>::call<kernel>, CUDA_CPU_TEXT(TASK_ARGUMENTS),                           \
-        cuda_cpu::elements<void(TASK_PARAMETERS)>::bytes);
+    static constexpr cuda_cpu_record CUDA_CPU_JOIN(task_launch_, __LINE__) =                                          \
+        cuda_cpu::record(#kernel, __LINE__, cuda_cpu::function<decltype(kernel)>::count, cuda_cpu::size(grid),        \
+                         cuda_cpu::size(block), shared);                                                              \
+    static const cuda_cpu::Registration CUDA_CPU_JOIN(cuda_cpu_registration_, __LINE__)(                              \
+        &CUDA_CPU_JOIN(task_launch_, __LINE__), &cuda_cpu::function<decltype(kernel)>::call<kernel>,                  \
+        CUDA_CPU_TEXT(TASK_ARGUMENTS), cuda_cpu::elements<void(TASK_PARAMETERS)>::bytes);                             \
+    }
 
-#define TASK_SCRATCH(bytes)                   \
-    CUDA_CPU_SECTION("cuda_agent_scratch")    \
-    static constexpr unsigned long long cuda_agent_scratch_bytes = (bytes);
+#define TASK_SCRATCH(bytes)                                              \
+    extern "C++" {                                                       \
+    static_assert((bytes) >= 0, "TASK_SCRATCH takes a number of bytes"); \
+    CUDA_CPU_SECTION("cuda_agent_scratch")                               \
+    static constexpr unsigned long long task_scratch_bytes = (bytes);    \
+    }
 
-// After the source of a `launch` candidate.
+// What `launch` names where the candidate has none: names of the global namespace itself come before a using-directive's.
+namespace cuda_cpu_without_launch {
+struct Missing {};
+extern Missing launch;
+}  // namespace cuda_cpu_without_launch
+
+// After the source of a `launch` candidate. The header declares `launch` with C linkage, under which nvcc takes no other types.
+#define CUDA_CPU_PROTOTYPE "extern \"C\" cudaError_t launch(" CUDA_CPU_TEXT(TASK_PARAMETERS) ", void* scratch, cudaStream_t stream)"
 #define CUDA_CPU_HOST_LAUNCH                                                                                          \
-    static_assert(cuda_cpu::same<decltype(launch), cudaError_t(TASK_PARAMETERS, void*, cudaStream_t)>::value,         \
-                  "launch must be: cudaError_t launch(" CUDA_CPU_TEXT(TASK_PARAMETERS) ", void* scratch, cudaStream_t stream)"); \
+    using namespace cuda_cpu_without_launch;                                                                          \
+    static_assert(!cuda_cpu::same<decltype(::launch), cuda_cpu_without_launch::Missing>::value,                       \
+                  "there is no function launch: " CUDA_CPU_PROTOTYPE);                                                \
+    static_assert(cuda_cpu::same<decltype(::launch), cudaError_t(TASK_PARAMETERS, void*, cudaStream_t)>::value,       \
+                  "launch must be " CUDA_CPU_PROTOTYPE);                                                              \
     static const cuda_cpu::Registration cuda_cpu_host_registration(                                                   \
-        nullptr, &cuda_cpu::function<decltype(launch)>::call<launch>, CUDA_CPU_TEXT(TASK_ARGUMENTS),                  \
+        nullptr, &cuda_cpu::function<decltype(::launch)>::call<::launch>, CUDA_CPU_TEXT(TASK_ARGUMENTS),              \
         cuda_cpu::elements<void(TASK_PARAMETERS)>::bytes);
