@@ -630,15 +630,23 @@ fn a_loop_without_end() {
     assert_fault(&race.expect("a fault"), FaultKind::Timeout, None, "did not end");
 }
 
+/// Those of a host function, which are known only when it runs; declared ones don't compile.
 #[test]
 fn launches_that_a_gpu_refuses() {
     let task = one_to_one(4, 4);
-    let source = |launch: &str| {
-        format!("#include \"task.h\"\n__global__ void k(const float* x, float* out) {{}}\nTASK_LAUNCH(k, {launch});\n")
+    let fault = |launch: &str| {
+        let source = format!(
+            "#include \"task.h\"\n__global__ void k(const float* x, float* out) {{}}\n\
+             extern \"C\" cudaError_t launch(TASK_PARAMETERS, void* scratch, cudaStream_t stream) {{\n\
+             cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024);\n\
+             k<<<{launch}>>>(x, out);\nreturn cudaGetLastError();\n}}\n"
+        );
+        let [memory, _] = faults(Format::Launch, &source, &task);
+        memory.expect("a fault of the memory program")
     };
-    assert_fault(&memory_fault(&source("1, 4, 240 * 1024"), &task), FaultKind::Launch, None, "the most is 232448");
-    assert_fault(&memory_fault(&source("1, 2048"), &task), FaultKind::Launch, None, "the most is 1024");
-    assert_fault(&memory_fault(&source("0, 32"), &task), FaultKind::Launch, None, "a grid of (0,1,1)");
+    assert_fault(&fault("1, 4, 240 * 1024"), FaultKind::Launch, None, "the most is 232448");
+    assert_fault(&fault("1, 2048"), FaultKind::Launch, None, "the most is 1024");
+    assert_fault(&fault("0, 32"), FaultKind::Launch, None, "a grid of (0,1,1)");
 }
 
 #[test]
