@@ -124,20 +124,18 @@ fn measure(lane: &mut Lane, gate: Option<&Gate>, timing: &Timing) -> Step<Perfor
     };
     let kernel_ms = proceed!(clock.kernel_ms(candidate_ms));
     let Clock { baselines, .. } = clock;
-    let alone_s = start.elapsed().as_secs_f64();
-    Ok(Ok(Performance {
-        alone_s,
-        ..performance(timing, &trials, &Others { outside_ms, kernel_ms }, &baselines, missing)
-    }))
+    let beside = Beside { outside_ms, kernel_ms, alone_s: start.elapsed().as_secs_f64() };
+    Ok(Ok(performance(timing, &trials, &beside, &baselines, missing)))
 }
 
-/// What other clocks than the trials' say of the candidate.
-struct Others {
+/// What is known besides the trials: other clocks, and how long all of it took.
+struct Beside {
     outside_ms: Option<f64>,
     kernel_ms: Option<f64>,
+    alone_s: f64,
 }
 
-impl Others {
+impl Beside {
     /// The slowest counts. Where a run is nothing but one kernel after another, its kernels' sum is the same figure by
     /// another clock, and only noise can make it the larger: that is not to count.
     fn slowest(&self, inside_ms: f64) -> f64 {
@@ -153,13 +151,13 @@ fn is_clearly_larger(kernel_ms: f64, inside_ms: f64) -> bool {
 fn performance(
     timing: &Timing,
     trials: &Trials,
-    others: &Others,
+    beside: &Beside,
     baselines: &[String],
     missing: BTreeMap<String, String>,
 ) -> Performance {
     let inside_ms = trials.candidate_ms().unwrap_or_default();
     // The slower counts; what the process says of itself is scaled to what was seen from outside.
-    let candidate_ms = others.slowest(inside_ms);
+    let candidate_ms = beside.slowest(inside_ms);
     let scale = inside_ms / candidate_ms;
     let compared = |index: usize| {
         let ratio = trials.speedup(index)?;
@@ -169,12 +167,12 @@ fn performance(
     let each = baselines.iter().enumerate().filter_map(|(index, name)| Some((name.clone(), compared(index)?)));
     Performance {
         candidate_ms,
-        outside_ms: others.outside_ms,
-        kernel_ms: others.kernel_ms,
+        outside_ms: beside.outside_ms,
+        kernel_ms: beside.kernel_ms,
         baselines: each.collect(),
         missing,
         trials: trials.count() as u32,
-        alone_s: 0.0,
+        alone_s: beside.alone_s,
         bytes: timing.described.spec.bytes,
         flops: timing.described.spec.flops,
         roofline: roofline(timing, candidate_ms),
