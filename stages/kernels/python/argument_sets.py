@@ -55,7 +55,7 @@ class ArgumentSet:
         self.trial = None
         self.weights = weights
         task.weights.become(weights)
-        for view, (_, parameter) in zip(self._parameters, task.state, strict=False):
+        for view, (_, parameter) in zip(self._parameters, task.state[: len(self._parameters)], strict=True):
             view.copy_(parameter)
         private = iter(self._inputs)
         self.values = [next(private).copy_(value) if isinstance(value, torch.Tensor) else value for value in values]

@@ -113,15 +113,15 @@ class Task:
             raise unsupported(f"the argument {name} of forward is a {type(value).__name__}: only tensors and numbers")
 
     def _study_state(self):
-        """Weights, and copies of buffers, which a forward may change."""
+        """Weights, whose values change with the draws, and copies of buffers, which a forward may change."""
         parameters = [(name, value.detach()) for name, value in self.model.named_parameters()]
         self.parameter_names = [name for name, _ in parameters]
         self.buffer_names = [name for name, _ in self.model.named_buffers()]
         self._versions = [(name, value, value._version) for name, value in self.model.named_parameters()]
         self._buffer_homes = [_Buffer(self.model, name) for name in self.buffer_names]
         buffers = [(home.name, home.before) for home in self._buffer_homes]
-        self._state = parameters + buffers
-        for name, value in self._state:
+        self.state = parameters + buffers
+        for name, value in self.state:
             _check_type(name, value)
 
     def _study_forward(self, values):
@@ -266,14 +266,9 @@ class Task:
                 raise unsupported(f"{which} is no tensor but a {type(output).__name__}")
         return outputs
 
-    @property
-    def state(self):
-        """Weights as they are now, and buffers, in the order of the arguments."""
-        return [(name, value.contiguous()) for name, value in self._state]
-
     def read_tensors(self):
         inputs = [(name, *shape) for name, shape in zip(self.input_names, self._input_shapes, strict=True)]
-        return inputs + [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in self._state]
+        return inputs + [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in self.state]
 
     def written_tensors(self):
         shapes = [tuple(shape) for shape in self._output_shapes]
