@@ -5,8 +5,8 @@
 //! wait for each other and then go one after another: the gate closes to newcomers when enough of them wait, or when
 //! one has waited long enough.
 //!
-//! Beside others, one that hangs perhaps, a run can be many times as slow as alone. Who is late therefore waits until only
-//! others that are late are left, and is given the same time once more.
+//! Beside others, one that hangs perhaps, a run can be many times as slow as alone. Who was late therefore waits until only
+//! others that were late are left, and runs once more.
 //!
 //! Drivers bear one fault at a time best: four kernels that faulted at once took an H200 out of service until it was reset.
 //! So candidates run for the first time one after another; most of those that will fault do so then.

@@ -97,22 +97,6 @@ impl Process {
         self.line(limit)
     }
 
-    /// The same, but after the first limit `late` is called, and then the answer has until the second.
-    pub fn ask_twice<Guard>(
-        &mut self,
-        line: &str,
-        first: Duration,
-        second: Duration,
-        late: impl FnOnce() -> Guard,
-    ) -> Result<String, Ended> {
-        self.send(line).map_err(|_| self.exited())?;
-        if let Some(line) = self.line_until(Instant::now() + first)? {
-            return Ok(line);
-        }
-        let _guard = late();
-        self.line(second)
-    }
-
     /// Sends a line. It blocks while the child does not read, so the child must have answered what was sent before.
     pub fn send(&mut self, line: &str) -> std::io::Result<()> {
         self.input.write_all(format!("{line}\n").as_bytes())
@@ -120,19 +104,12 @@ impl Process {
 
     /// Waits for the next line; the process is killed at the limit.
     pub fn line(&mut self, limit: Duration) -> Result<String, Ended> {
-        match self.line_until(Instant::now() + limit)? {
-            Some(line) => Ok(line),
-            None => {
+        match self.hear(Instant::now() + limit) {
+            Heard::Line(line) => Ok(line),
+            Heard::Nothing => {
                 self.kill();
                 Err(Ended::Timeout)
             }
-        }
-    }
-
-    fn line_until(&mut self, deadline: Instant) -> Result<Option<String>, Ended> {
-        match self.hear(deadline) {
-            Heard::Line(line) => Ok(Some(line)),
-            Heard::Nothing => Ok(None),
             Heard::End => Err(self.exited()),
         }
     }

@@ -17,8 +17,8 @@ use crate::reference::{Described, Task};
 use crate::reward::Cost;
 use crate::verdict::{Compiled, Seconds, Verdict};
 
-/// Others on the CPU device end within their own limits.
-const CPU_PATIENCE: Duration = Duration::from_secs(600);
+/// Others end within their own limits.
+const LATE_PATIENCE: Duration = Duration::from_secs(600);
 
 /// What is judged, and how.
 pub struct Job<'a> {
@@ -69,12 +69,15 @@ impl Job<'_> {
             let (started, checked) = (Instant::now(), self.check_in(lane, built, shared));
             (checked, shared.is_some_and(|shared| shared.had_company(started)))
         });
-        // A program of the CPU device cannot be given more time: it runs again when the others are done.
-        let is_late = |fault: &Fault| !self.evaluator.is_gpu && fault.kind == FaultKind::Timeout && had_company;
-        if matches!(&checked, Ok(Checked::Fault(fault, _)) if is_late(fault)) {
+        // Late beside others: whether it is so alone, too, shows in a second try when the others are done. On a GPU those
+        // go one after another, and nobody's first run beside them.
+        let is_gpu = self.evaluator.is_gpu;
+        let is_late = |fault: &Fault| fault.kind == FaultKind::Timeout && (is_gpu || had_company);
+        if !seat.is_whole() && matches!(&checked, Ok(Checked::Fault(fault, _)) if is_late(fault)) {
             checked = seat.check(|lane, shared| {
-                let _late = shared.map(|shared| shared.be_late(CPU_PATIENCE));
-                self.check_in(lane, built, shared)
+                let _first = shared.filter(|_| is_gpu).map(Shared::first);
+                let _late = shared.map(|shared| shared.be_late(LATE_PATIENCE));
+                self.check_in(lane, built, None)
             });
         }
         let checked = checked?;

@@ -54,15 +54,6 @@ enum Answer {
     Error(String),
 }
 
-/// How long one run may take.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Beside others.
-    pub beside: Duration,
-    /// After that, alone.
-    pub alone: Duration,
-}
-
 /// How to start runners of one GPU.
 #[derive(Clone, Debug)]
 pub struct GpuRunners {
@@ -167,18 +158,6 @@ impl GpuRunner {
     /// Launches once and waits for the end.
     pub fn run(&mut self, arguments: &Arguments, limit: Duration) -> Result<Result<(), Fault>, EvaluatorError> {
         Ok(self.ask(&Ask::Run { arguments: arguments.spans() }, limit)?.map(drop))
-    }
-
-    /// The same beside others: after a while `late` waits until they are done, and the run goes on alone.
-    pub fn run_beside_others<Guard>(
-        &mut self,
-        arguments: &Arguments,
-        limits: &Limits,
-        late: impl FnOnce() -> Guard,
-    ) -> Result<Result<(), Fault>, EvaluatorError> {
-        let line = serde_json::to_string(&Ask::Run { arguments: arguments.spans() }).expect("plain data");
-        let answer = self.process.ask_twice(&line, limits.beside, limits.alone, late);
-        Ok(self.heard(answer, limits.alone)?.map(drop))
     }
 
     /// Milliseconds of GPU time of one run with cold caches.
