@@ -8,8 +8,9 @@
 //! Beside others, one that hangs perhaps, a run can be many times as slow as alone. Who was late therefore waits until only
 //! others that were late are left, and runs once more.
 //!
-//! Drivers bear one fault at a time best: four kernels that faulted at once took an H200 out of service until it was reset.
-//! So candidates run for the first time one after another; most of those that will fault do so then.
+//! A fault that meets a switch between contexts is what drivers bear worst: a kernel that trapped then kept an H200 for 5 s,
+//! until the driver tore its context down, and several at once took the card out of service. Most candidates that fault do
+//! so in their first run. So while one of those is on, nobody else works: whoever comes to the end of a step gives way.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -21,6 +22,9 @@ use nix::fcntl::{Flock, FlockArg};
 
 /// The longest that a clock waits for others of its kind before the gate closes for it.
 const PATIENCE: Duration = Duration::from_millis(100);
+
+/// The longest that an untried candidate waits for steps of others to end.
+const STEP_PATIENCE: Duration = Duration::from_millis(50);
 
 /// The gate of one GPU.
 pub struct Gate {
@@ -43,17 +47,27 @@ struct State {
     late: usize,
     /// When one of many left last.
     left: Option<Instant>,
-    /// Whether a candidate runs for the first time.
-    first: bool,
-    /// Those who wait to do so, which counts as being idle.
-    queued: usize,
+    /// Whether an untried candidate runs.
+    trying: bool,
+    /// Those who want to run one, or do.
+    callers: usize,
+    /// Those of the many who wait for that, or give way to it.
+    idle: usize,
+    /// Those whom nobody waits for.
+    aside: usize,
 }
 
 /// One of many, until it is dropped.
 pub struct Shared<'a>(&'a Gate);
 
 /// The only one with an untried candidate, until it is dropped.
-pub struct First<'a>(&'a Gate);
+pub struct First<'a> {
+    gate: &'a Gate,
+    is_alone: bool,
+}
+
+/// One whom untried candidates don't wait for, until it is dropped.
+pub struct Aside<'a>(&'a Gate);
 
 /// Among others that are late, until it is dropped.
 pub struct Late<'a>(&'a Gate);
@@ -74,7 +88,7 @@ impl Gate {
     /// Waits until it is open and no clock runs.
     pub fn share(&self) -> Shared<'_> {
         let mut state = self.lock();
-        while state.alone || state.closed || state.late > 0 {
+        while state.alone || state.closed || state.late > 0 || state.callers > 0 {
             state = self.changed.wait(state).expect("no panics while it is held");
         }
         state.sharing += 1;
@@ -120,17 +134,44 @@ impl<'a> Shared<'a> {
         state.sharing > 1 || state.left.is_some_and(|left| left > start)
     }
 
-    /// Waits until nobody else tries a candidate for the first time.
+    /// Waits until nobody else works, but no longer than others' steps should take, nor for who stands aside.
     pub fn first(&self) -> First<'a> {
+        let patience_ends = Instant::now() + STEP_PATIENCE;
         let mut state = self.0.lock();
-        state.queued += 1;
+        state.callers += 1;
+        state.idle += 1;
         self.0.changed.notify_all();
-        while state.first {
-            state = self.0.changed.wait(state).expect("no panics while it is held");
+        while state.trying || state.sharing > state.idle + state.aside {
+            let left = patience_ends.saturating_duration_since(Instant::now());
+            state = match state.trying {
+                true => self.0.changed.wait(state).expect("no panics while it is held"),
+                false if left.is_zero() => break,
+                false => self.0.changed.wait_timeout(state, left).expect("no panics while it is held").0,
+            };
         }
-        state.queued -= 1;
-        state.first = true;
-        First(self.0)
+        let is_alone = state.sharing <= state.idle;
+        state.idle -= 1;
+        state.trying = true;
+        First { gate: self.0, is_alone }
+    }
+
+    /// Between two steps: waits while somebody has an untried candidate to run.
+    pub fn give_way(&self) {
+        let mut state = self.0.lock();
+        if state.callers == 0 {
+            return;
+        }
+        state.idle += 1;
+        self.0.changed.notify_all();
+        let waited = self.0.changed.wait_while(state, |state| state.callers > 0);
+        waited.expect("no panics while it is held").idle -= 1;
+    }
+
+    /// For a step that takes long and uses the GPU little.
+    pub fn step_aside(&self) -> Aside<'a> {
+        self.0.lock().aside += 1;
+        self.0.changed.notify_all();
+        Aside(self.0)
     }
 
     /// Waits until everybody else who is there is late, too, or `patience` ends; nobody comes in meanwhile.
@@ -138,17 +179,33 @@ impl<'a> Shared<'a> {
         let mut state = self.0.lock();
         state.late += 1;
         self.0.changed.notify_all();
-        let others_work = |state: &mut State| state.sharing > state.late + state.queued;
+        let others_work = |state: &mut State| state.sharing > state.late + state.idle;
         let waited = self.0.changed.wait_timeout_while(state, patience, others_work);
         drop(waited.expect("no panics while it is held"));
         Late(self.0)
     }
 }
 
+impl First<'_> {
+    /// Whether everybody else was idle when it began, and so is until it ends.
+    pub fn is_alone(&self) -> bool {
+        self.is_alone
+    }
+}
+
 impl Drop for First<'_> {
     fn drop(&mut self) {
-        self.0.lock().first = false;
-        self.0.changed.notify_all();
+        let mut state = self.gate.lock();
+        state.callers -= 1;
+        state.trying = false;
+        drop(state);
+        self.gate.changed.notify_all();
+    }
+}
+
+impl Drop for Aside<'_> {
+    fn drop(&mut self) {
+        self.0.lock().aside -= 1;
     }
 }
 
@@ -302,17 +359,67 @@ mod tests {
     }
 
     #[test]
-    fn first_runs_go_one_after_another_and_who_waits_for_one_is_idle() {
+    fn an_untried_candidate_runs_while_everybody_else_is_idle() {
+        let (gate, tries, working) = (Gate::new(2, None), AtomicI32::new(0), AtomicI32::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..6 {
+                scope.spawn(|| {
+                    for _ in 0..20 {
+                        let shared = gate.share();
+                        for step in 0..5 {
+                            shared.give_way();
+                            if step == 1 {
+                                let first = shared.first();
+                                assert!(first.is_alone());
+                                assert_eq!(
+                                    (working.load(Ordering::SeqCst), tries.fetch_add(1, Ordering::SeqCst)),
+                                    (0, 0)
+                                );
+                                std::thread::sleep(Duration::from_micros(200));
+                                tries.fetch_sub(1, Ordering::SeqCst);
+                            } else {
+                                working.fetch_add(1, Ordering::SeqCst);
+                                assert_eq!(tries.load(Ordering::SeqCst), 0);
+                                std::thread::sleep(Duration::from_micros(100));
+                                working.fetch_sub(1, Ordering::SeqCst);
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        let state = gate.lock();
+        assert_eq!((state.sharing, state.callers, state.idle, state.trying), (0, 0, 0, false));
+    }
+
+    #[test]
+    fn an_untried_candidate_is_not_alone_beside_a_long_step_or_one_that_stands_aside() {
+        let gate = Gate::new(2, None);
+        let (one, other) = (gate.share(), gate.share());
+        let start = Instant::now();
+        assert!(!one.first().is_alone());
+        assert!(start.elapsed() >= STEP_PATIENCE);
+        let aside = other.step_aside();
+        let start = Instant::now();
+        assert!(!one.first().is_alone());
+        assert!(start.elapsed() < STEP_PATIENCE);
+        drop((aside, other));
+        assert!(one.first().is_alone());
+    }
+
+    #[test]
+    fn nobody_comes_in_beside_an_untried_candidate_and_others_wait_for_their_turn() {
         let gate = Gate::new(2, None);
         let (one, other) = (gate.share(), gate.share());
         let first = one.first();
         std::thread::scope(|scope| {
+            let newcomer = scope.spawn(|| drop(gate.share()));
             let waiting = scope.spawn(|| drop(other.first()));
-            std::thread::sleep(std::time::Duration::from_millis(50));
+            std::thread::sleep(STEP_PATIENCE * 2);
             // A hang: the other must not keep it from being late.
             drop(one.be_late(FOREVER));
-            assert!(!waiting.is_finished());
-            drop(first);
+            assert!(!waiting.is_finished() && !newcomer.is_finished());
+            drop((first, one));
         });
     }
 

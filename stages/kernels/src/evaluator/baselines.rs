@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::clock::{FIRST_TRIAL, SETS, WARM_UP};
 use super::lane::Lane;
 use super::random::Choices;
-use crate::gate::Gate;
+use crate::gate::{Gate, Shared};
 use crate::profile::trials::{Interval, median_interval};
 use crate::reference::{Answered, Prepared, Task};
 
@@ -48,7 +48,8 @@ pub fn screen(lane: &mut Lane, wanted: &Wanted) -> Answered<Value> {
 /// Times baselines in a lane for clocks; without a gate nobody else is on the card.
 pub fn time(lane: &mut Lane, gate: Option<&Gate>, wanted: &Wanted) -> Answered<Vec<Baseline>> {
     let prepared = {
-        let _shared = gate.map(Gate::share);
+        let shared = gate.map(Gate::share);
+        let _aside = shared.as_ref().map(Shared::step_aside);
         prepare(lane, wanted)?
     };
     let (sets, mut baselines) = match prepared {

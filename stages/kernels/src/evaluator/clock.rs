@@ -9,7 +9,7 @@ use super::random::Choices;
 use super::verify::is_right;
 use crate::compile::{Artifact, Built};
 use crate::fault::{EvaluatorError, Fault};
-use crate::gate::Gate;
+use crate::gate::{Gate, Shared};
 use crate::profile::roofline::of_task;
 use crate::profile::trials::{Decision, EVENT_STEP_MS, Plan, Trials, median};
 use crate::reference::{Described, Layout, Task, TaskError};
@@ -102,8 +102,8 @@ pub fn time(lane: &mut Lane, gate: Option<&Gate>, timing: &Timing) -> Result<Tim
 
 fn measure(lane: &mut Lane, gate: Option<&Gate>, timing: &Timing) -> Step<Performance> {
     let (layout, baselines, missing) = {
-        let _shared = gate.map(Gate::share);
-        proceed!(prepare(lane, timing))
+        let shared = gate.map(Gate::share);
+        proceed!(prepare(lane, shared.as_ref(), timing))
     };
     let mut clock = Clock {
         lane,
@@ -186,18 +186,24 @@ fn roofline(timing: &Timing, candidate_ms: f64) -> Option<verdict::Roofline> {
 
 type Prepared = (Layout, Vec<String>, BTreeMap<String, String>);
 
-fn prepare(lane: &mut Lane, timing: &Timing) -> Step<Prepared> {
+fn prepare(lane: &mut Lane, shared: Option<&Shared>, timing: &Timing) -> Step<Prepared> {
+    let give_way = || shared.into_iter().for_each(Shared::give_way);
     let reference = lane.reference()?;
     let layout = proceed!(reference.begin(timing.task, timing.seed, timing.built.scratch_bytes, SETS));
     let (mut baselines, mut missing) = (Vec::new(), BTreeMap::new());
     // A whole judgement's limits are what the quick ones under the clock go by.
+    give_way();
     proceed!(reference.draw(0, FIRST_TRIAL, 0, false));
     for which in timing.baselines {
+        give_way();
+        // A new one compiles for seconds.
+        let _aside = shared.map(Shared::step_aside);
         match proceed!(reference.prepare(which, None)).error {
             None => baselines.push(which.clone()),
             Some(why) => drop(missing.insert(which.clone(), why)),
         }
     }
+    give_way();
     proceed!(lane.load(timing.built, &layout.arena, timing.limit));
     Ok(Ok((layout, baselines, missing)))
 }

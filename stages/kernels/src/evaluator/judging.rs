@@ -11,7 +11,7 @@ use super::verify::{self, Check, Checked};
 use super::{Evaluator, Settings};
 use crate::candidate::Candidate;
 use crate::compile::{Artifact, Built, Target};
-use crate::fault::{EvaluatorError, Fault, FaultKind};
+use crate::fault::EvaluatorError;
 use crate::gate::Shared;
 use crate::reference::{Described, Task};
 use crate::reward::Cost;
@@ -65,17 +65,11 @@ impl Job<'_> {
 
     fn check(&self, seat: &mut Seat, built: &Built, seconds: &mut Seconds) -> Result<Checked, Setback> {
         let start = Instant::now();
-        let (mut checked, had_company) = seat.check(|lane, shared| {
-            let (started, checked) = (Instant::now(), self.check_in(lane, built, shared));
-            (checked, shared.is_some_and(|shared| shared.had_company(started)))
-        });
-        // Late beside others: whether it is so alone, too, shows in a second try when the others are done. On a GPU those
-        // go one after another, and nobody's first run beside them.
-        let is_gpu = self.evaluator.is_gpu;
-        let is_late = |fault: &Fault| fault.kind == FaultKind::Timeout && (is_gpu || had_company);
-        if !seat.is_whole() && matches!(&checked, Ok(Checked::Fault(fault, _)) if is_late(fault)) {
+        let mut checked = seat.check(|lane, shared| self.check_in(lane, built, shared));
+        if matches!(checked, Ok(Checked::Late)) {
             checked = seat.check(|lane, shared| {
-                let _first = shared.filter(|_| is_gpu).map(Shared::first);
+                // On a GPU one after another, and nobody's first run beside it.
+                let _first = shared.filter(|_| self.evaluator.is_gpu).map(Shared::first);
                 let _late = shared.map(|shared| shared.be_late(LATE_PATIENCE));
                 self.check_in(lane, built, None)
             });
@@ -99,7 +93,8 @@ impl Job<'_> {
         if !self.evaluator.is_gpu {
             return Ok(Sanitized::NotRun("the CPU device has AddressSanitizer and a race detector of its own".into()));
         }
-        seat.check(|lane, _| {
+        seat.check(|lane, shared| {
+            let _aside = shared.map(Shared::step_aside);
             let sanitized = sanitize::sanitize(lane, self.task, built, self.seed, self.settings.limit);
             lane.keep_if(sanitized.is_ok());
             sanitized

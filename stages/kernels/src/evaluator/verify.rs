@@ -1,21 +1,19 @@
 //! Is it right? Fresh inputs, each run with two poison patterns, judged by the reference.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::lane::{Lane, Runner};
 use super::random::Choices;
 use crate::compile::Built;
 use crate::fault::{EvaluatorError, Fault, FaultKind};
-use crate::gate::Shared;
+use crate::gate::{First, Shared};
 use crate::reference::{Judgement, OutputJudgement, Task, TaskError};
 use crate::runner::cpu::Span;
 use crate::runner::gpu::GpuRunner;
 use crate::verdict::{Failure, Outcome};
 
-/// A kernel that hangs keeps the card from everybody else, and so does one that traps while the card goes from one context
-/// to the next: an H200's driver bears either for 5 s and then takes the context down the hard way. Most candidates that
-/// do so do it in their first run, so that gets no longer than this beside others. Whose it is shows in a second run, with
-/// nobody beside it.
+/// Of a candidate's first run where others work meanwhile: a kernel that hangs keeps the card from everybody else, and an
+/// H200's driver bears that for 5 s before it takes the context down the hard way.
 const FIRST_BESIDE: Duration = Duration::from_secs(1);
 
 /// A later run may be late because somebody's first one is being taken down.
@@ -27,6 +25,8 @@ pub enum Checked {
     Right(Vec<OutputJudgement>),
     /// A run ended badly, on this input.
     Fault(Fault, u32),
+    /// A run was cut short beside others, which says nothing yet.
+    Late,
     /// A result is wrong.
     Wrong(Failure),
     /// The task cannot be worked with.
@@ -45,12 +45,13 @@ pub struct Check<'a> {
     pub inputs: u32,
     /// Of one run with nobody beside it.
     pub limit: Duration,
-    /// Who else uses the card, if others may: a run is cut short earlier or later then, which is no verdict.
+    /// Who else uses the card, if others may.
     pub shared: Option<&'a Shared<'a>>,
 }
 
 /// Checks a candidate in a lane.
 pub fn check(lane: &mut Lane, check: &Check) -> Result<Checked, EvaluatorError> {
+    let give_way = || check.shared.into_iter().for_each(Shared::give_way);
     let layout = match lane.reference()?.begin(check.task, check.seed, check.built.scratch_bytes, 1)? {
         Ok(layout) => layout,
         Err(error) if error.is_memory() && check.built.scratch_bytes > 0 && check.shared.is_none() => {
@@ -62,6 +63,7 @@ pub fn check(lane: &mut Lane, check: &Check) -> Result<Checked, EvaluatorError> 
         }
         Err(error) => return Ok(Checked::Task(error)),
     };
+    give_way();
     if let Err(fault) = lane.load(check.built, &layout.arena, check.limit)? {
         return Ok(Checked::Fault(fault, 1));
     }
@@ -70,13 +72,18 @@ pub fn check(lane: &mut Lane, check: &Check) -> Result<Checked, EvaluatorError> 
     for trial in 0..check.inputs {
         let mut found = [None, None];
         for pattern in 0..2u8 {
+            give_way();
             if let Err(error) = lane.reference()?.draw(0, trial, pattern, pattern == 1)? {
                 return Ok(Checked::Task(error));
             }
+            give_way();
             let turn = Turn { pattern, is_first: trial == 0 && pattern == 0, order: choices.next() };
-            if let Err(fault) = lane.run(&layout.sets[0], &turn, check)? {
-                return Ok(Checked::Fault(fault, trial + 1));
+            match lane.run(&layout.sets[0], &turn, check)? {
+                Ran::Well => {}
+                Ran::Badly(fault) => return Ok(Checked::Fault(fault, trial + 1)),
+                Ran::Late => return Ok(Checked::Late),
             }
+            give_way();
             match lane.reference()?.judge(0)? {
                 Ok(judgement) => found[usize::from(pattern)] = Some(judgement),
                 Err(error) => return Ok(Checked::Task(error)),
@@ -174,14 +181,27 @@ struct Turn {
     order: u64,
 }
 
+/// How a run ended.
+enum Ran {
+    Well,
+    Badly(Fault),
+    Late,
+}
+
+impl Ran {
+    /// Whether a time-out is the candidate's own is known only where nobody else worked.
+    fn new(run: Result<(), Fault>, had_company: bool) -> Self {
+        match run {
+            Ok(()) => Self::Well,
+            Err(fault) if fault.kind == FaultKind::Timeout && had_company => Self::Late,
+            Err(fault) => Self::Badly(fault),
+        }
+    }
+}
+
 impl Lane {
     /// Runs a loaded candidate once.
-    fn run(
-        &mut self,
-        arguments: &crate::runner::Arguments,
-        turn: &Turn,
-        check: &Check,
-    ) -> Result<Result<(), Fault>, EvaluatorError> {
+    fn run(&mut self, arguments: &crate::runner::Arguments, turn: &Turn, check: &Check) -> Result<Ran, EvaluatorError> {
         match self.runner() {
             Runner::Gpu(runner) => run_on_gpu(runner, arguments, turn, check),
             // The second pattern runs in the program that finds races, in another order of threads.
@@ -189,7 +209,9 @@ impl Lane {
                 let program = if turn.pattern == 0 { memory } else { race };
                 let span = |[offset, bytes]: [u64; 2]| Span { offset, bytes };
                 let tensors: Vec<Span> = arguments.tensors.iter().copied().map(span).collect();
-                Ok(program.run(turn.order, &tensors, span(arguments.scratch), check.limit)?.map(drop))
+                let start = Instant::now();
+                let run = program.run(turn.order, &tensors, span(arguments.scratch), check.limit)?;
+                Ok(Ran::new(run.map(drop), check.shared.is_some_and(|shared| shared.had_company(start))))
             }
         }
     }
@@ -200,13 +222,14 @@ fn run_on_gpu(
     arguments: &crate::runner::Arguments,
     turn: &Turn,
     check: &Check,
-) -> Result<Result<(), Fault>, EvaluatorError> {
-    let limit = match (check.shared, turn.is_first) {
-        (None, _) => check.limit,
-        (Some(_), true) => check.limit.min(FIRST_BESIDE),
-        (Some(_), false) => check.limit.max(LATER_BESIDE),
-    };
+) -> Result<Ran, EvaluatorError> {
     // Held until the process of one that faults is gone.
-    let _first = check.shared.filter(|_| turn.is_first).map(Shared::first);
-    runner.run(arguments, limit)
+    let first = check.shared.filter(|_| turn.is_first).map(Shared::first);
+    let had_company = check.shared.is_some() && !first.as_ref().is_some_and(First::is_alone);
+    let limit = match (had_company, turn.is_first) {
+        (false, _) => check.limit,
+        (true, true) => check.limit.min(FIRST_BESIDE),
+        (true, false) => check.limit.max(LATER_BESIDE),
+    };
+    Ok(Ran::new(runner.run(arguments, limit)?, had_company))
 }
