@@ -1,12 +1,13 @@
 //! The evaluator on the CPU device, as people meet it: the command `check`, and its stages through the engine.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
 use cuda_agent_kernels::candidate::Format;
 use cuda_agent_kernels::verdict::{Outcome, Verdict};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::programs::eventually;
 use crate::support::Sandbox;
@@ -365,6 +366,43 @@ fn a_device_that_was_not_given_fails_the_stage_with_a_hint() {
     let error = sandbox.bad(1, &["run", "cuda.yaml"]);
     assert!(error.contains("device: cuda, but the stage was given no GPU"), "{error}");
     assert!(error.contains("resources: {gpu: 1}"), "{error}");
+}
+
+#[test]
+fn a_card_that_is_out_of_service_ends_the_stage_and_takes_no_further_row() {
+    let (sandbox, relu) = (sandbox(), Corpus::read().pick("right/relu"));
+    let names = ["timing", "compile", "sanitizer"].map(|name| (name.to_owned(), false.into()));
+    let mut params: serde_json::Map<String, Value> = names.into_iter().collect();
+    params.extend(
+        json!({ "device": "auto", "policy": "strict", "protocol": "cuda-agent", "reward": "milestone",
+        "inputs": 5, "max_trials": 1, "time_limit_s": 5.0, "set": {} })
+        .as_object()
+        .unwrap()
+        .clone(),
+    );
+    let request = json!({
+        "protocol": 1, "stage": "s", "kind": "kernels/evaluate", "params": params, "seed": 0,
+        "inputs": {}, "outputs": { "verdicts": { "type": "table", "path": "outputs/verdicts.parquet" } },
+        "by_row": { "port": "candidates", "columns": ["code", "source", "format"], "window": 8, "total": 40 },
+        "resources": { "cpu": 2, "memory_bytes": 0, "gpus": [0] },
+        "device": null, "deadline_unix_s": null, "state_dir": sandbox.path("state"),
+    });
+    sandbox.write("request.json", &request.to_string());
+    let mut command = sandbox.command(&["stage", "kernels/evaluate"]);
+    // There is no such card, which is how a lost one looks to a process that starts.
+    command.env("CUDA_AGENT_REQUEST", sandbox.path("request.json")).env("CUDA_VISIBLE_DEVICES", "9999");
+    let mut stage = command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut rows = stage.stdin.take().unwrap();
+    for number in 0..8 {
+        let columns = json!({ "code": relu.code, "source": relu.source, "format": "kernel" });
+        writeln!(rows, "{}", json!({ "row": number.to_string(), "seed": number, "columns": columns })).unwrap();
+    }
+    // Its input stays open: it has to end by itself.
+    assert_eq!(stage.wait().unwrap().code(), Some(1));
+    let error: Value = serde_json::from_slice(&std::fs::read(sandbox.path("error.json")).unwrap()).unwrap();
+    assert_eq!(error["kind"], "environment");
+    assert!(error["message"].as_str().unwrap().starts_with("GPU 9999 is out of service: "), "{error}");
+    drop(rows);
 }
 
 #[test]

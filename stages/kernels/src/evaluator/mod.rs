@@ -195,11 +195,17 @@ impl Evaluator {
 
     /// Works beside others, and once more with a card to itself, another one if there is one, if that gave no answer.
     fn on_a_card<T>(&self, mut work: impl FnMut(&mut Seat) -> Result<Result<T, TaskError>, Setback>) -> Answered<T> {
+        self.is_in_service()?;
         let card = self.least_busy(None);
         let beside = card.counted(|| work(&mut Seat::Beside(card)));
         let answered = beside.or_else(|_| {
+            self.is_in_service()?;
             let card = self.least_busy(Some(card));
-            card.counted(|| work(&mut card.whole()))
+            let whole = card.counted(|| work(&mut card.whole()));
+            if matches!(whole, Err(Setback::Machine(_))) {
+                card.examine();
+            }
+            whole
         });
         match answered {
             Ok(answer) => Ok(answer),
@@ -208,10 +214,21 @@ impl Evaluator {
         }
     }
 
-    /// The card with the least to do, other than `but` if there are several.
+    /// An error once every card is out of service: whatever it is asked then fails.
+    pub fn is_in_service(&self) -> Result<(), EvaluatorError> {
+        match self.cards.iter().map(Card::lost).collect::<Option<Vec<_>>>() {
+            None => Ok(()),
+            Some(why) => Err(EvaluatorError::new(why.join("; ")).with_hint(
+                "nvidia-smi says more; a card that a kernel took down needs `nvidia-smi --gpu-reset`, or a restart of the machine",
+            )),
+        }
+    }
+
+    /// The card with the least to do, other than `but` and those out of service if there are others.
     fn least_busy(&self, but: Option<&Card>) -> &Card {
-        let others = self.cards.iter().filter(|card| !but.is_some_and(|but| std::ptr::eq(*card, but)));
-        others.min_by_key(|card| card.busy.load(Ordering::Relaxed)).unwrap_or(&self.cards[0])
+        let is_but = |card: &Card| but.is_some_and(|but| std::ptr::eq(card, but));
+        let order = |card: &&Card| (card.lost().is_some(), is_but(card), card.busy.load(Ordering::Relaxed));
+        self.cards.iter().min_by_key(order).expect("there is at least one")
     }
 
     /// A task's description; whoever asks first makes it.

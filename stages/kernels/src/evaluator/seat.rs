@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::lane::{Lane, Source};
 use super::pool::{Lent, Pool};
@@ -27,6 +27,9 @@ pub struct Card {
     company: RwLock<()>,
     /// What is being done here.
     pub busy: AtomicUsize,
+    source: Arc<Source>,
+    /// Why it is out of service.
+    lost: OnceLock<String>,
 }
 
 impl Card {
@@ -43,6 +46,8 @@ impl Card {
             clocks: pool(clocks),
             company: RwLock::new(()),
             busy: AtomicUsize::new(0),
+            source,
+            lost: OnceLock::new(),
         }
     }
 
@@ -69,6 +74,20 @@ impl Card {
         let alone = self.gate.alone();
         idle.iter_mut().chain([&mut lane]).for_each(|lane| lane.reset());
         Seat::Whole(Box::new(Whole { lane, _alone: alone, _idle: idle, _company: company }))
+    }
+
+    /// Why it is out of service, if it is.
+    pub fn lost(&self) -> Option<&str> {
+        self.lost.get().map(String::as_str)
+    }
+
+    /// After something failed on it: a card on which no context can be made is out of service. A faulting kernel can do
+    /// that to one, until it is reset.
+    pub fn examine(&self) {
+        let Some(runners) = self.source.runners.as_ref().filter(|_| self.lost().is_none()) else { return };
+        if let Err(error) = runners.start() {
+            let _ = self.lost.set(format!("GPU {} is out of service: {error}", runners.gpu));
+        }
     }
 
     fn company(&self) -> RwLockReadGuard<'_, ()> {

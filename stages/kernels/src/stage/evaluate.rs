@@ -23,11 +23,11 @@ pub fn main() -> u8 {
         let evaluator = evaluator(&request, STEP_LIMIT)?;
         let (width, told) = (evaluator.width(), Mutex::<BTreeMap<String, usize>>::default());
         program.each_row_at_once(width, |row| {
-            let result = answer(&evaluator, &settings, &template, row);
+            let result = answer(&evaluator, &settings, &template, row)?;
             if let Some(outcome) = outcome(&result) {
                 *told.lock().expect("no panics while it is held").entry(outcome).or_default() += 1;
             }
-            result
+            Ok(result)
         })?;
         let told = told.into_inner().expect("no panics while it was held");
         if !told.is_empty() {
@@ -65,14 +65,20 @@ fn settings(request: &Request) -> Result<Settings, ProgramError> {
     })
 }
 
-fn answer(evaluator: &Evaluator, settings: &Settings, template: &Task, row: RowInput) -> RowResult {
-    match judge(evaluator, settings, template, &row) {
+fn answer(
+    evaluator: &Evaluator,
+    settings: &Settings,
+    template: &Task,
+    row: RowInput,
+) -> Result<RowResult, ProgramError> {
+    Ok(match judge(evaluator, settings, template, &row) {
         Ok(verdict) => finished(row.row, RowStatus::Done, None, None, Some(columns(&verdict))),
         Err(Refused::Row(reason)) => finished(row.row, RowStatus::Rejected, Some("format"), Some(reason), None),
         Err(Refused::Machine(error)) => {
+            evaluator.is_in_service()?;
             finished(row.row, RowStatus::Failed, Some("evaluator"), Some(error.message), None)
         }
-    }
+    })
 }
 
 enum Refused {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cuda_agent_protocol::{Program, Request, RowInput, RowResult, RowStatus};
+use cuda_agent_protocol::{Program, ProgramError, Request, RowInput, RowResult, RowStatus};
 use serde_json::{Map, Value, json};
 
 use super::{evaluator, flag, number, template};
@@ -39,7 +39,7 @@ impl Wanted {
     }
 }
 
-fn answer(evaluator: &Evaluator, wanted: &Wanted, template: &Task, row: &RowInput) -> RowResult {
+fn answer(evaluator: &Evaluator, wanted: &Wanted, template: &Task, row: &RowInput) -> Result<RowResult, ProgramError> {
     let result = |status, reason: Option<&str>, detail, outputs| RowResult {
         row: row.row.clone(),
         status,
@@ -48,15 +48,18 @@ fn answer(evaluator: &Evaluator, wanted: &Wanted, template: &Task, row: &RowInpu
         outputs,
     };
     let Some(code) = row.columns.get("code").and_then(Value::as_str) else {
-        return result(RowStatus::Rejected, Some("format"), Some("the row has no code".into()), BTreeMap::new());
+        return Ok(result(RowStatus::Rejected, Some("format"), Some("the row has no code".into()), BTreeMap::new()));
     };
     let task = Task { code: code.to_owned(), ..template.clone() };
-    match profile(evaluator, wanted, &task, row.seed as u64) {
+    Ok(match profile(evaluator, wanted, &task, row.seed as u64) {
         Ok(baselines) => {
             result(RowStatus::Done, None, None, BTreeMap::from([("baselines".to_owned(), vec![baselines])]))
         }
-        Err(error) => result(RowStatus::Failed, Some("evaluator"), Some(error.message), BTreeMap::new()),
-    }
+        Err(error) => {
+            evaluator.is_in_service()?;
+            result(RowStatus::Failed, Some("evaluator"), Some(error.message), BTreeMap::new())
+        }
+    })
 }
 
 /// The columns of a task; one that cannot be worked with has only its error.
