@@ -22,7 +22,7 @@ use super::{Artifact, Built, CompileFailure};
 pub type Outcome = Result<Built, CompileFailure>;
 
 /// Raised when entries of before can't be used any more.
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
 
 /// What was used this recently isn't removed: somebody may be about to run it.
 const IN_USE: Duration = Duration::from_secs(600);
@@ -348,7 +348,7 @@ mod tests {
         let damages: [fn(&Path); 4] = [
             |path| std::fs::write(path, "cod").unwrap(),
             |path| std::fs::remove_file(path).unwrap(),
-            |path| std::fs::write(path.with_extension("json"), "{\"schema\":1,").unwrap(),
+            |path| std::fs::write(path.with_extension("json"), "{\"schema\":2,").unwrap(),
             |path| std::fs::write(path.with_extension("json"), "").unwrap(),
         ];
         for damage in damages {

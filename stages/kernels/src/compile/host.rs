@@ -14,17 +14,16 @@ use std::time::Instant;
 
 use object::{Object, ObjectSection, ObjectSymbol, SymbolFlags};
 
+use super::diagnostics::MOST;
 use super::names::{demangle, line_of_word};
 use super::process::{self, Ended, Limits};
 use super::rewrite::rewrite;
-use super::{Artifact, Built, CompileFailure, Diagnostic, Launch, without_header};
+use super::{Artifact, Built, CompileFailure, Diagnostic, Launch, audit, without_header};
 use crate::candidate::{Candidate, Format};
 use crate::fault::EvaluatorError;
 
 /// What the candidate's file is called in the compiler's messages and in debug information.
 pub const SOURCE_NAME: &str = "candidate.cu";
-
-const MOST_DIAGNOSTICS: usize = 10;
 
 const RUNTIME_FLAGS: &[&str] = &["-std=c++17", "-O2", "-g1", "-fno-pie", "-w"];
 /// `-O1` compiles fast and keeps lines; what C++ leaves undefined and CUDA's compiler does not exploit is defined.
@@ -193,7 +192,7 @@ impl HostToolchain {
         let runtime = self.runtime()?;
         write(&folder.join("task.h"), header)?;
         write(&folder.join(SOURCE_NAME), &translation_unit(candidate))?;
-        let [memory, race] = self.build_both(&runtime, folder);
+        let [memory, race] = self.build_both(candidate, &runtime, folder);
         if let Some(failure) = [memory?, race?].into_iter().find_map(Result::err) {
             return Ok(Err(in_plain_words(without_moved_columns(failure, &candidate.source), &candidate.source)));
         }
@@ -213,10 +212,15 @@ impl HostToolchain {
         }))
     }
 
-    fn build_both(&self, runtime: &Path, folder: &Path) -> [Result<Result<(), CompileFailure>, EvaluatorError>; 2] {
+    fn build_both(
+        &self,
+        candidate: &Candidate,
+        runtime: &Path,
+        folder: &Path,
+    ) -> [Result<Result<(), CompileFailure>, EvaluatorError>; 2] {
         std::thread::scope(|scope| {
-            let race = scope.spawn(|| self.build_one(Flavour::Race, runtime, folder));
-            let memory = self.build_one(Flavour::Memory, runtime, folder);
+            let race = scope.spawn(|| self.build_one(Flavour::Race, candidate, runtime, folder));
+            let memory = self.build_one(Flavour::Memory, candidate, runtime, folder);
             let race = race.join().unwrap_or_else(|_| Err(EvaluatorError::new("a thread that compiles panicked")));
             [memory, race]
         })
@@ -225,6 +229,7 @@ impl HostToolchain {
     fn build_one(
         &self,
         flavour: Flavour,
+        candidate: &Candidate,
         runtime: &Path,
         folder: &Path,
     ) -> Result<Result<(), CompileFailure>, EvaluatorError> {
@@ -241,7 +246,9 @@ impl HostToolchain {
                 return Ok(Err(failure));
             }
         }
-        Ok(fs::remove_file(&object).map_or(Ok(()), Ok))
+        let faults = refusals(&object, candidate)?;
+        let _ = fs::remove_file(&object);
+        Ok(if faults.is_empty() { Ok(()) } else { Err(CompileFailure::Source(faults)) })
     }
 
     fn command(&self) -> Command {
@@ -292,6 +299,15 @@ impl HostToolchain {
             Ended::Limit(reason) => Err(EvaluatorError::new(format!("compiling the CPU device's runtime: {reason}"))),
         }
     }
+}
+
+/// What the candidate's own object needs that it may not call.
+fn refusals(object: &Path, candidate: &Candidate) -> Result<Vec<Diagnostic>, EvaluatorError> {
+    let bytes = fs::read(object).map_err(|error| cannot("read", object, &error))?;
+    let file = object::File::parse(bytes.as_slice());
+    let file = file.map_err(|error| EvaluatorError::new(format!("{}: {error}", object.display())))?;
+    let needed = file.symbols().filter(|symbol| symbol.is_undefined());
+    Ok(audit::refusals(needed.filter_map(|symbol| symbol.name().ok()), candidate.format, &candidate.source))
 }
 
 fn first_line(bytes: &[u8]) -> Option<String> {
@@ -382,7 +398,7 @@ fn failure(messages: &str) -> CompileFailure {
     let mut told = HashSet::new();
     // A second error of one line mostly comes of the first.
     diagnostics.retain(|diagnostic| told.insert(diagnostic.line));
-    diagnostics.truncate(MOST_DIAGNOSTICS);
+    diagnostics.truncate(MOST);
     if diagnostics.is_empty() {
         let message = messages.lines().next().unwrap_or("g++ failed without a message").to_owned();
         diagnostics.push(Diagnostic { line: None, column: None, message });

@@ -82,6 +82,19 @@ fn a_kernel_must_take_the_tasks_tensors() {
 }
 
 #[test]
+fn what_reaches_out_of_the_program_is_refused() {
+    let kernel = "#include \"task.h\"\nextern \"C\" int system(const char*);\n__global__ void k(TASK_PARAMETERS) {\n    system(\"true\");\n}\nTASK_LAUNCH(k, 1, 1)\n";
+    assert_eq!(shown(&source_errors(kernel)), ["2:- system is refused: it is no function of the GPU"]);
+    // What only one of the two programs calls counts as well.
+    let hidden = kernel.replace("    system", "#ifdef __SANITIZE_THREAD__\n    system").replace(";\n}", ";\n#endif\n}");
+    assert_eq!(shown(&source_errors(&hidden)), ["2:- system is refused: it is no function of the GPU"]);
+    let launch = "#include <unistd.h>\n#include \"task.h\"\nextern \"C\" cudaError_t launch(TASK_PARAMETERS, void*, cudaStream_t) {\n    return fork() ? cudaSuccess : cudaErrorUnknown;\n}\n";
+    let Err(CompileFailure::Source(errors)) = build_as(Format::Launch, launch) else { panic!("it forks") };
+    let reason = "a launch candidate starts kernels and does nothing else on the host";
+    assert_eq!(shown(&errors), [format!("4:- fork is refused: {reason}")]);
+}
+
+#[test]
 fn a_candidate_must_launch_something() {
     let nothing = "nothing is launched: add TASK_LAUNCH(kernel, grid, block) at file scope";
     assert_eq!(shown(&source_errors("#include \"task.h\"\n")), [format!("-:- {nothing}")]);

@@ -7,7 +7,8 @@
 //!
 //! Invariant: no compiler runs in this process, and none runs longer or takes more memory than its limits say.
 
-pub mod cache;
+pub mod audit;
+mod cache;
 pub mod cubin;
 pub mod diagnostics;
 pub mod host;

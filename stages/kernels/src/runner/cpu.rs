@@ -3,8 +3,9 @@
 //! The process has an empty environment, limits, and two pipes beside its standard streams; what it prints goes nowhere
 //! (standard output) or into a bounded buffer (standard error), so that no output is taken for an answer. Covered: memory by
 //! watching what it holds (AddressSanitizer reserves terabytes of addresses, so that no limit on addresses can work),
-//! processor time, files, core dumps. Not covered: a candidate with host code (`launch`) can read what this user can read,
-//! and answer `done` without having run; the answer is judged by the outputs alone.
+//! processor time, files, core dumps. Calls that reach out of the program are refused when it is compiled. Not covered: machine
+//! instructions that a candidate brings as data; and one with host code (`launch`) can answer `done` without having run;
+//! the answer is judged by the outputs alone.
 
 use std::fs;
 use std::io::{self, PipeReader, PipeWriter};

@@ -414,6 +414,50 @@ fn half(bits: u16) -> f32 {
 }
 
 #[test]
+fn functions_that_c_lacks() {
+    // What PyTorch's `torch.special` gives in float64; the rest follows from it.
+    let expected: [(&str, f64); 24] = [
+        ("erfinv(1e-300)", 8.86226925452758e-301),
+        ("erfinv(0.1)", 0.08885599049425769),
+        ("erfinv(-0.9999)", -2.75106390571208),
+        ("erfinv(1.0)", f64::INFINITY),
+        ("erfcinv(1e-300)", 26.20946996051612),
+        ("erfcinv(1.7)", -0.7328690779592167),
+        ("normcdfinv(0.15)", -1.03643338949379),
+        ("erfcx(-3.0)", 16205.98885399959),
+        ("erfcx(9.99)", 0.05619664070685882),
+        ("erfcx(10.0)", 0.05614099274382259),
+        ("erfcx(1e6)", 5.641895835474742e-07),
+        ("erfcxf(30.0f)", 0.018795888861416754),
+        ("cyl_bessel_i0(10.0)", 2815.716628466254),
+        ("cyl_bessel_i1(-1.0)", -0.5651591039924851),
+        ("norm3d(2e200, 3e200, 6e200)", 7e200),
+        ("rnorm4df(2e-30f, 4e-30f, 5e-30f, 6e-30f)", 1.0 / 9e-30),
+        ("rhypot(3.0, 4.0)", 0.2),
+        ("sinpi(16777216.5)", 1.0),
+        ("__double2uint_rn(5e9)", 4294967295.0),
+        ("__float2ull_rz(-3.0f)", 0.0),
+        ("__hadd(-1, -2)", -2.0),
+        ("__urhadd(0xffffffffu, 0xfffffffeu)", 4294967295.0),
+        ("__funnelshift_lc(1u, 2u, 40u)", 1.0),
+        ("__funnelshift_rc(1u, 2u, 31u)", 4.0),
+    ];
+    let count = expected.len();
+    let task = Task { parameters: "const float* x, double* out", ..one_to_one(1, 2 * count) };
+    let lines: String = expected.iter().enumerate().map(|(i, (call, _))| format!("    out[{i}] = {call};\n")).collect();
+    let source = format!(
+        "#include \"task.h\"\nextern \"C\" __global__ void k(const float* x, double* out) {{\n{lines}}}\nTASK_LAUNCH(k, 1, 1)\n"
+    );
+    let bytes = output(Format::Kernel, &source, &task);
+    for (found, (call, wanted)) in bytes.chunks_exact(8).zip(expected) {
+        let found = f64::from_le_bytes(found.try_into().unwrap());
+        let is_near = found == wanted || ((found - wanted) / wanted).abs() < 2e-7;
+        let is_exact = call.contains("f(") || found == wanted || ((found - wanted) / wanted).abs() < 1e-14;
+        assert!(is_near && is_exact, "{call} is {found:e}, not {wanted:e}");
+    }
+}
+
+#[test]
 fn conversions_to_16_bits_round_as_the_compilers_do() {
     let task = one_to_one(1, 3);
     // Every finite half's value and the points around the middle to its neighbour; the compiler's own type is the judge.
@@ -668,9 +712,9 @@ fn what_a_program_prints_is_no_answer() {
 #[test]
 fn a_program_that_ends_itself() {
     let task = one_to_one(4, 4);
-    let source = "#include <cstdlib>\n#include \"task.h\"\nextern \"C\" cudaError_t launch(const float* x, float* out, void*, cudaStream_t) { exit(0); }\n";
+    let source = "#include <cstdlib>\n#include \"task.h\"\nextern \"C\" cudaError_t launch(const float* x, float* out, void*, cudaStream_t) { abort(); }\n";
     let [memory, _] = faults(Format::Launch, source, &task);
-    assert_fault(&memory.expect("a fault"), FaultKind::Crash, None, "ended its process with code 0");
+    assert_fault(&memory.expect("a fault"), FaultKind::Crash, None, "ends the process by a signal (6)");
 }
 
 #[test]
