@@ -1,11 +1,12 @@
 """The trusted side of an evaluation: it has torch, the task, its inputs and the right answers, and judges.
 
-    python reference.py --socket PATH --device cpu|cuda:N [--parent-pid P] [--arena-limit BYTES]
+    python reference.py --device cpu|cuda:N [--parent-pid P] [--arena-limit BYTES]
 
-imports torch without touching CUDA, listens, prints one line `{"ready": true, "torch", "cuda", "python", "device"}`,
-and forks a worker for each connection: importing takes seconds, a fork milliseconds. It ends when its stdin closes (so
-don't start it with /dev/null), and its workers end with it; a worker ends with its connection, and its crash costs
-nobody else anything. Nothing of a candidate ever runs here. Task code does: what it prints goes to stderr.
+imports torch without touching CUDA, prints one line `{"ready": true, "torch", "cuda", "python", "device"}`, and forks a
+worker for each connection: importing takes seconds, a fork milliseconds. Its standard input is a Unix socket, over which
+connections come as descriptors, each with one byte: there is no name that anybody else could connect to. It ends when
+that closes, and its workers end with it; a worker ends with its connection, and its crash costs nobody else anything.
+Nothing of a candidate ever runs here. Task code does: what it prints goes to stderr.
 
 Messages are JSON lines. A worker first sends `{"hello": {"pid"}}`; then each request gets one reply, `{"ok": {…}}` or
 `{"error": {"kind", "message", "hint", "line"}}`, in order (kinds: refusal.py). Numbers that are NaN or infinite are
@@ -52,6 +53,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import sys
 
 # Before numpy and torch: a pool of threads would not survive the forks.
@@ -347,7 +349,7 @@ def die_with(parent):
         sys.exit("the parent has ended")
 
 
-def start_worker(listener, connection, device, arena_limit):
+def start_worker(connection, device, arena_limit):
     """Forks a worker; its process id."""
     parent = os.getpid()
     child = os.fork()
@@ -355,7 +357,6 @@ def start_worker(listener, connection, device, arena_limit):
         return child
     status = 1
     try:
-        listener.close()
         die_with(parent)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -400,36 +401,28 @@ def end_all(workers):
         os.waitpid(process, 0)
 
 
-def listen(path):
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(path)
-    os.chmod(path, 0o600)
-    listener.listen(64)
-    return listener
-
-
-def supervise(listener, workers, device, arena_limit):
-    """Accepts connections until stdin closes."""
+def supervise(control, workers, device, arena_limit):
+    """Forks workers until stdin closes."""
     wake, wake_end = os.pipe()
     os.set_blocking(wake_end, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
     while True:
-        ready, _, _ = select.select([0, wake, listener], [], [])
+        ready, _, _ = select.select([control, wake], [], [])
         if wake in ready:
             os.read(wake, 4096)
             reap(workers)
-        if 0 in ready and not os.read(0, 4096):
-            return
-        if listener in ready:
-            connection, _ = listener.accept()
-            with connection:
-                workers.add(start_worker(listener, connection, device, arena_limit))
+        if control in ready:
+            asked, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+            if not asked:
+                return
+            for descriptor in descriptors:
+                with socket.socket(fileno=descriptor) as connection:
+                    workers.add(start_worker(connection, device, arena_limit))
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--socket", required=True)
     parser.add_argument("--device", required=True)
     parser.add_argument("--parent-pid", type=int)
     parser.add_argument("--arena-limit", type=int)
@@ -439,9 +432,10 @@ def parse_arguments():
 def main():
     arguments = parse_arguments()
     die_with(arguments.parent_pid)
+    if not stat.S_ISSOCK(os.fstat(0).st_mode):
+        sys.exit("standard input is no socket: the evaluator starts this program")
     if arguments.device != "cpu":
         import_gpu_compiler()
-    listener = listen(arguments.socket)
     ready = {
         "ready": True,
         "torch": torch.__version__,
@@ -452,10 +446,9 @@ def main():
     print(json.dumps(ready), flush=True)
     workers = set()
     try:
-        supervise(listener, workers, torch.device(arguments.device), arguments.arena_limit)
+        supervise(socket.socket(fileno=0), workers, torch.device(arguments.device), arguments.arena_limit)
     finally:
         end_all(workers)
-        os.unlink(arguments.socket)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import pathlib
 import socket
 import subprocess
 import sys
-import tempfile
 
 import arena
 import element_types
@@ -31,29 +30,30 @@ class Reference:
     """The process. Its end is that of the `with` block."""
 
     def __init__(self, device="cpu", *options):
-        self._folder = tempfile.TemporaryDirectory()
-        self.path = os.path.join(self._folder.name, "socket")
-        command = [sys.executable, str(HERE / "reference.py"), "--socket", self.path, "--device", device]
+        self._control, theirs = socket.socketpair()
+        command = [sys.executable, str(HERE / "reference.py"), "--device", device]
         command += ["--parent-pid", str(os.getpid()), *options]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with theirs:
+            self.process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE)
         self.ready = json.loads(self.process.stdout.readline())
 
     def close(self):
-        self.process.stdin.close()
+        self._control.close()
         self.process.wait(20)
         self.process.stdout.close()
-        self._folder.cleanup()
 
     def connect(self):
-        return contextlib.closing(Connection(self.path))
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._control, [b"w"], [theirs.fileno()])
+        return contextlib.closing(Connection(ours))
 
 
 class Connection:
     """One worker."""
 
-    def __init__(self, path):
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(path)
+    def __init__(self, connected):
+        self._socket = connected
         self._stream = self._socket.makefile("rwb")
         self.pid = self._read()["hello"]["pid"]
 

@@ -679,9 +679,15 @@ def test_a_missing_gpu_is_not_the_task_s_fault():
 
 
 def test_a_wrong_parent_is_noticed():
-    command = [sys.executable, str(HERE / "reference.py"), "--socket", "/nonexistent/socket", "--device", "cpu"]
+    command = [sys.executable, str(HERE / "reference.py"), "--device", "cpu"]
     done = subprocess.run([*command, "--parent-pid", "1"], capture_output=True, text=True, stdin=subprocess.PIPE)
     assert done.returncode == 1 and "the parent has ended" in done.stderr
+
+
+def test_it_talks_over_a_socket_only():
+    command = [sys.executable, str(HERE / "reference.py"), "--device", "cpu", "--parent-pid", str(os.getpid())]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 1 and "standard input is no socket" in done.stderr
 
 
 def test_ready_line(reference):

@@ -4,13 +4,15 @@
 //! One [`ReferenceServer`] imports torch once and forks a worker for each connection.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, IoSlice, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -242,9 +244,10 @@ pub struct Prepared {
 
 /// Where workers come from.
 pub struct ReferenceServer {
-    /// Held for its life: it ends when its standard input closes.
+    /// Held for its life.
     _process: Process,
-    folder: tempfile::TempDir,
+    /// Its standard input, over which it is given connections.
+    control: UnixStream,
     /// The version of torch.
     pub torch: String,
     step_limit: Duration,
@@ -265,15 +268,12 @@ const ASK_LIMIT: Duration = Duration::from_secs(120);
 impl ReferenceServer {
     /// Starts `script` (reference.py, with its modules beside it) under `python`, for `cpu` or for one GPU.
     pub fn start(python: &Path, script: &Path, gpu: Option<&str>) -> Result<Self, EvaluatorError> {
-        let folder =
-            tempfile::tempdir().map_err(|error| EvaluatorError::new(format!("no temporary folder: {error}")))?;
         let mut command = Command::new(python);
-        command.arg(script).arg("--socket").arg(folder.path().join("socket"));
-        command.args(["--device", if gpu.is_some() { "cuda:0" } else { "cpu" }]);
+        command.arg(script).args(["--device", if gpu.is_some() { "cuda:0" } else { "cpu" }]);
         command.envs(SAFE_ENVIRONMENT).env("CUDA_VISIBLE_DEVICES", gpu.unwrap_or_default());
         let hint = "`make venv` makes an environment with torch; CUDA_AGENT_PYTHON names its interpreter";
         let fail = |message: String| EvaluatorError::new(message).with_hint(hint);
-        let mut process = Process::start(&mut command)
+        let (control, mut process) = start_over_socket(command)
             .map_err(|error| fail(format!("the reference could not be started: {}: {error}", python.display())))?;
         let line = process.line(START_LIMIT).map_err(|ended| match ended {
             Ended::Timeout => fail(format!("the reference was not ready within {} s", START_LIMIT.as_secs())),
@@ -284,7 +284,7 @@ impl ReferenceServer {
         })?;
         let ready: Value = serde_json::from_str(&line).unwrap_or_default();
         match ready["torch"].as_str() {
-            Some(torch) => Ok(Self { _process: process, folder, torch: torch.to_owned(), step_limit: STEP_LIMIT }),
+            Some(torch) => Ok(Self { _process: process, control, torch: torch.to_owned(), step_limit: STEP_LIMIT }),
             None => Err(fail(format!("the reference started with `{line}`"))),
         }
     }
@@ -295,16 +295,35 @@ impl ReferenceServer {
         self
     }
 
+    /// Gives the server the far end of a connection.
+    fn give(&self, theirs: &UnixStream) -> std::io::Result<()> {
+        let (byte, descriptors) = ([IoSlice::new(b"w")], [theirs.as_raw_fd()]);
+        let message = [ControlMessage::ScmRights(&descriptors)];
+        sendmsg::<()>(self.control.as_raw_fd(), &byte, &message, MsgFlags::empty(), None)?;
+        Ok(())
+    }
+
     /// Forks a worker.
     pub fn connect(&self) -> Result<Reference, EvaluatorError> {
         let io = |error: std::io::Error| EvaluatorError::new(format!("no worker of the reference: {error}"));
-        let stream = UnixStream::connect(self.folder.path().join("socket")).map_err(io)?;
+        let (stream, theirs) = UnixStream::pair().map_err(io)?;
+        self.give(&theirs).map_err(io)?;
+        drop(theirs);
         let reader = BufReader::new(stream.try_clone().map_err(io)?);
         let mut reference = Reference { stream, reader, process: None, usable: true, step_limit: self.step_limit };
         let hello: Value = reference.read(START_LIMIT)?;
         reference.process = hello["hello"]["pid"].as_i64().and_then(|id| i32::try_from(id).ok());
         Ok(reference)
     }
+}
+
+/// Starts a program whose standard input is a socket.
+fn start_over_socket(mut command: Command) -> std::io::Result<(UnixStream, Process)> {
+    let (control, theirs) = UnixStream::pair()?;
+    let (output, printed) = std::io::pipe()?;
+    command.stdin(OwnedFd::from(theirs)).stdout(printed);
+    let process = Process::start_over(&mut command, control.try_clone()?.into(), output.into())?;
+    Ok((control, process))
 }
 
 /// One worker.
