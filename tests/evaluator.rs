@@ -105,6 +105,14 @@ fn a_hang_ends_at_its_limit() {
 }
 
 #[test]
+fn a_byte_order_mark_is_no_part_of_a_file() {
+    let sandbox = with_candidates(&[]);
+    sandbox.write("marked.py", &format!("\u{feff}{TASK}"));
+    sandbox.write("marked.cu", &format!("\u{feff}{}", text("right/relu.cu")));
+    assert_eq!(verdict(&sandbox, &["marked.cu", "--task", "marked.py", "--device", "cpu"]).1, 0);
+}
+
+#[test]
 fn mistakes_in_the_task_are_told_with_its_line() {
     let sandbox = with_candidates(&["right/relu.cu"]);
     let mut all = String::new();
@@ -114,6 +122,7 @@ fn mistakes_in_the_task_are_told_with_its_line() {
         ("misspelt.py", "torch.relu(x)", "torch.rellu(x)"),
         ("random.py", "torch.relu(x)", "torch.rand_like(x)"),
         ("counting.py", "torch.relu(x)", "x[x > 0]"),
+        ("ending.py", "torch.relu(x)", "__import__('os')._exit(3)"),
     ] {
         sandbox.write(name, &TASK.replace(from, to));
         all.push_str(&told(&sandbox, &["relu.cu", "--task", name, "--device", "cpu"]));
@@ -139,6 +148,8 @@ fn mistakes_of_usage_are_told_before_anything_starts() {
         &["nowhere.cu", "--task", "model.py"],
         &["binary.cu", "--task", "model.py"],
         &["relu.cu", "--task", "model.py", "--set", "size"],
+        &["relu.cu", "--task", "model.py", "--set", "size=1", "--set", "size=2"],
+        &["relu.cu", "--task", "model.py", "--baselines", "none,eager"],
         &["relu.cu", "--task", "model.py", "--set", "size=big"],
         &["relu.cu", "--task", "model.py", "--time-limit", "0"],
         &["relu.cu", "--task", "model.py", "--seed", "seven"],

@@ -5,7 +5,8 @@
 imports torch without touching CUDA, prints one line `{"ready": true, "torch", "cuda", "python", "device"}`, and forks a
 worker for each connection: importing takes seconds, a fork milliseconds. Its standard input is a Unix socket, over which
 connections come as descriptors, each with one byte: there is no name that anybody else could connect to. It ends when
-that closes, and its workers end with it; a worker ends with its connection, and its crash costs nobody else anything.
+that closes, and its workers end with it; a worker ends with its connection, and its crash costs nobody else anything:
+its client reads an error of the kind `ended`.
 Nothing of a candidate ever runs here. Task code does: what it prints goes to stderr.
 
 Messages are JSON lines. A worker first sends `{"hello": {"pid"}}`; then each request gets one reply, `{"ok": {…}}` or
@@ -46,6 +47,7 @@ pid. A worker whose GPU context an error has spoilt replies and ends.
 
 import argparse
 import collections
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -389,10 +391,29 @@ def import_gpu_compiler():
 
 
 def reap(workers):
-    """Collects workers that have ended."""
+    """Collects workers that have ended. Who still waits for an answer is told how."""
     for process in list(workers):
-        if os.waitpid(process, os.WNOHANG)[0] == process:
-            workers.remove(process)
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            with workers.pop(process) as connection:
+                tell_end(connection, os.waitstatus_to_exitcode(status))
+
+
+def tell_end(connection, code):
+    # Only the machine, or the caller, kills this way.
+    kind = "internal" if code == -signal.SIGKILL else "ended"
+    error = Refusal(kind, f"the task's process ended with {in_words(code)}")
+    with contextlib.suppress(OSError):
+        connection.send(json.dumps({"error": error.reply()}).encode() + b"\n", socket.MSG_DONTWAIT)
+
+
+def in_words(code):
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"signal {-code}"
 
 
 def end_all(workers):
@@ -417,8 +438,8 @@ def supervise(control, workers, device, arena_limit):
             if not asked:
                 return
             for descriptor in descriptors:
-                with socket.socket(fileno=descriptor) as connection:
-                    workers.add(start_worker(connection, device, arena_limit))
+                connection = socket.socket(fileno=descriptor)
+                workers[start_worker(connection, device, arena_limit)] = connection
 
 
 def parse_arguments():
@@ -444,7 +465,7 @@ def main():
         "device": arguments.device,
     }
     print(json.dumps(ready), flush=True)
-    workers = set()
+    workers = {}
     try:
         supervise(socket.socket(fileno=0), workers, torch.device(arguments.device), arguments.arena_limit)
     finally:

@@ -5,6 +5,7 @@
 | `task` | the task's own code is wrong: it raises, exits, defines no `Model` |
 | `unsupported` | the task is fine, but a candidate can't be given it; the message names what |
 | `memory` | the device, or the arena's limit, is too small for what was asked |
+| `ended` | the worker's process ended: the task's code did that, or the machine |
 | `internal` | the request makes no sense, or the reference itself failed |
 """
 

@@ -624,13 +624,25 @@ def test_a_crash_costs_only_its_own_worker(reference):
     with reference.connect() as one, reference.connect() as other:
         path = one.ask("begin", task=make_task(RELU), seed="1")["arena"]["path"]
         assert os.path.exists(path)
-        with pytest.raises(EOFError):
+        with pytest.raises(Failure, match=r"ended with signal 6 \(SIGABRT\)") as caught:
             one.ask("task", **make_task("import os\nos.abort()\n"))
+        assert caught.value.kind == "ended"
         assert other.ask("task", **make_task(RELU))["spec"]
         deadline = time.monotonic() + 5
         while os.path.exists(path) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not os.path.exists(path)
+
+
+def test_ends_are_told_and_a_kill_is_not_the_tasks(reference):
+    for code, kind, how in [
+        ("os._exit(3)", "ended", "exit status 3"),
+        ("ctypes.string_at(0)", "ended", r"signal 11 \(SIGSEGV\)"),
+        ("os.kill(os.getpid(), 9)", "internal", r"signal 9 \(SIGKILL\)"),
+    ]:
+        with reference.connect() as connection, pytest.raises(Failure, match=how) as caught:
+            connection.ask("task", **make_task(f"import ctypes\nimport os\n{code}\n"))
+        assert caught.value.kind == kind
 
 
 def test_workers_end_with_their_connection_and_with_the_process():

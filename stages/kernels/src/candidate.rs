@@ -33,6 +33,11 @@ impl Candidate {
     }
 }
 
+/// A text without the mark that some editors put before it, which compilers take for a stray character.
+pub fn without_byte_order_mark(text: &str) -> String {
+    text.strip_prefix('\u{feff}').unwrap_or(text).to_owned()
+}
+
 impl Format {
     /// The format that a source is written in, where nobody says: only `kernel` declares launches.
     pub fn of(source: &str) -> Self {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{ArgMatches, Args, FromArgMatches, ValueEnum};
 use serde_json::{Map, Value, json};
 
-use crate::candidate::{Candidate, Format};
+use crate::candidate::{Candidate, Format, without_byte_order_mark};
 use crate::evaluator::{Device, Evaluator, Settings, Setup, secret};
 use crate::fault::EvaluatorError;
 use crate::reference::{Policy, Protocol, STEP_LIMIT, Task, TaskError};
@@ -210,7 +210,8 @@ fn header(evaluator: &Evaluator, task: &Task) -> Result<u8, Refused> {
 
 fn read(path: &Path) -> Result<String, Refused> {
     let bytes = std::fs::read(path).map_err(|error| Refused::usage(format!("{}: {error}", path.display())))?;
-    String::from_utf8(bytes).map_err(|_| Refused::usage(format!("{} is no UTF-8 text", path.display())))
+    let text = String::from_utf8(bytes).map_err(|_| Refused::usage(format!("{} is no UTF-8 text", path.display())))?;
+    Ok(without_byte_order_mark(&text))
 }
 
 fn task(options: &Options) -> Result<Task, Refused> {
@@ -224,7 +225,9 @@ fn task(options: &Options) -> Result<Task, Refused> {
         if !(value.is_number() || value.is_boolean()) {
             return Err(Refused::usage(format!("`--set {assignment}`: {value} is neither a number nor true or false")));
         }
-        set.insert(name.to_owned(), value);
+        if set.insert(name.to_owned(), value).is_some() {
+            return Err(Refused::usage(format!("`--set {name}` is given twice")));
+        }
     }
     let name = options.task.display().to_string();
     Ok(Task { code: read(&options.task)?, name, set, protocol: options.protocol, policy: options.policy })
@@ -259,6 +262,9 @@ fn settings(options: &Options, device: &Device) -> Result<Settings, Refused> {
     let seconds = options.time_limit.unwrap_or(default);
     let limit = Duration::try_from_secs_f64(seconds).ok().filter(|limit| !limit.is_zero());
     let baselines = match options.baselines.contains(&Baseline::None) {
+        true if options.baselines.len() > 1 => {
+            return Err(Refused::usage("`--baselines none` takes no times: it goes with no other baseline"));
+        }
         true => Vec::new(),
         false => options.baselines.iter().map(|baseline| format!("{baseline:?}").to_lowercase()).collect(),
     };

@@ -11,6 +11,7 @@ pub mod evaluator;
 pub mod fault;
 pub mod gate;
 pub mod header;
+mod kept;
 pub mod profile;
 pub mod reference;
 pub mod reward;

@@ -5,12 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, IoSlice, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use nix::unistd::Pid;
@@ -110,8 +111,8 @@ impl DeviceInfo {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct TaskError {
-    /// `task`: its code is wrong; `unsupported`: it does not fit the formats; `memory`: it needs too much of it;
-    /// `internal`: the reference's fault.
+    /// `task`: its code is wrong; `unsupported`: it does not fit the formats; `memory`: it needs too much of it; `ended`:
+    /// its process did; `internal`: the reference's fault.
     pub kind: String,
     /// One line.
     pub message: String,
@@ -127,6 +128,11 @@ impl TaskError {
     /// Whether only more memory would help.
     pub fn is_memory(&self) -> bool {
         self.kind == "memory"
+    }
+
+    /// Whether it may come of what else the machine does.
+    pub fn is_worth_another_try(&self) -> bool {
+        self.is_memory() || self.kind == "ended"
     }
 }
 
@@ -410,7 +416,9 @@ impl Reference {
 
     /// Whether it can be asked again.
     pub fn is_usable(&self) -> bool {
-        self.usable
+        // Whatever can be read before anything is asked is the worker's end.
+        let mut silent = [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)];
+        self.usable && poll(&mut silent, PollTimeout::ZERO) == Ok(0)
     }
 
     /// What mostly runs the task's own code: where it takes too long, the task is to blame and not the machine.
@@ -438,6 +446,11 @@ impl Reference {
                 .map_err(|error| EvaluatorError::new(format!("the reference's error cannot be read: {error}")))?;
             return match error.kind.as_str() {
                 "internal" => Err(self.lost(&error.message)),
+                "ended" => {
+                    self.usable = false;
+                    let message = format!("{}, in the step `{}`", error.message, what(request));
+                    Ok(Err(TaskError { message, ..error }))
+                }
                 _ => Ok(Err(error)),
             };
         }

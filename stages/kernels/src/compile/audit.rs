@@ -61,10 +61,19 @@ const REASONS: [(&str, &str); 6] = [
 const REACHES_OUT: &str = "system popen fork clone exec posix_spawn socket connect ptrace syscall open pthread_ thread filesystem \
     fstream filebuf condition_variable mutex random_device future";
 
+/// What is wrong with a name of CUDA's own that no candidate may use.
+pub fn refusal_of_cuda(name: &str) -> Option<String> {
+    let reason = name.starts_with("cuda").then(|| known_reason(name)).flatten()?;
+    Some(format!("{name} is refused: {reason}"))
+}
+
+fn known_reason(symbol: &str) -> Option<&'static str> {
+    REASONS.iter().find(|(parts, _)| has_part(symbol, parts)).map(|(_, reason)| *reason)
+}
+
 fn reason(symbol: &str) -> Option<&'static str> {
-    let known = REASONS.iter().find(|(parts, _)| has_part(symbol, parts)).map(|(_, reason)| *reason);
     let reaches_out = || "a launch candidate starts kernels and does nothing else on the host";
-    known.or_else(|| has_part(symbol, REACHES_OUT).then(reaches_out))
+    known_reason(symbol).or_else(|| has_part(symbol, REACHES_OUT).then(reaches_out))
 }
 
 fn has_part(symbol: &str, parts: &str) -> bool {

@@ -215,9 +215,14 @@ fn is_candidate(file: &str) -> bool {
 fn tidy(message: &str) -> String {
     let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
     let message = rewritten(&message).unwrap_or(message);
+    cut(&message)
+}
+
+/// At most so much of a message: a type can be a megabyte long.
+pub fn cut(message: &str) -> String {
     match message.char_indices().nth(LONGEST) {
         Some((end, _)) => format!("{}…", &message[..end]),
-        None => message,
+        None => message.to_owned(),
     }
 }
 

@@ -10,17 +10,19 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use object::{Object, ObjectSection, ObjectSymbol, SymbolFlags};
 
-use super::diagnostics::MOST;
+use super::diagnostics::{MOST, cut};
 use super::names::{demangle, line_of_word};
 use super::process::{self, Ended, Limits};
 use super::rewrite::rewrite;
 use super::{Artifact, Built, CompileFailure, Diagnostic, Launch, audit, without_header};
 use crate::candidate::{Candidate, Format};
 use crate::fault::EvaluatorError;
+use crate::kept;
 
 /// What the candidate's file is called in the compiler's messages and in debug information.
 pub const SOURCE_NAME: &str = "candidate.cu";
@@ -138,6 +140,8 @@ pub struct HostToolchain {
     compiler: PathBuf,
     version: String,
     runtimes: PathBuf,
+    /// The folder of the runtime, once it is known to be whole.
+    runtime: Arc<Mutex<Option<PathBuf>>>,
 }
 
 impl HostToolchain {
@@ -156,7 +160,7 @@ impl HostToolchain {
                 "install g++ 12 or newer with its sanitizers (Debian and Ubuntu: `apt-get install g++`), or set CXX",
             )
         })?;
-        Ok(Self { compiler: compiler.into(), version, runtimes: runtimes.to_owned() })
+        Ok(Self { compiler: compiler.into(), version, runtimes: runtimes.to_owned(), runtime: Arc::default() })
     }
 
     /// The first line of what the compiler says of itself.
@@ -260,26 +264,28 @@ impl HostToolchain {
     fn runtime(&self) -> Result<PathBuf, EvaluatorError> {
         let name = blake3::hash(self.identity().as_bytes()).to_hex();
         let folder = self.runtimes.join(format!("cpu-{}", &name[..32]));
-        if folder.is_dir() {
+        let mut known = self.runtime.lock().expect("no panics while it is held");
+        if known.as_ref() == Some(&folder) {
             return Ok(folder);
         }
+        if !is_whole(&folder) {
+            self.make_runtime(&folder)?;
+        }
+        Ok(known.insert(folder).clone())
+    }
+
+    fn make_runtime(&self, folder: &Path) -> Result<(), EvaluatorError> {
         fs::create_dir_all(&self.runtimes).map_err(|error| cannot("make", &self.runtimes, &error))?;
         let made = tempfile::Builder::new().prefix("cpu-").tempdir_in(&self.runtimes);
         let made = made.map_err(|error| cannot("write into", &self.runtimes, &error))?;
         unpack(made.path())?;
         for flavour in Flavour::ALL {
             self.compile_runtime(flavour, made.path())?;
+            let object = made.path().join(format!("{}.o", flavour.name()));
+            let digest = digest_of(&object).map_err(|error| cannot("read", &object, &error))?;
+            write(&object.with_extension("digest"), &digest)?;
         }
-        let made = made.keep();
-        match fs::rename(&made, &folder) {
-            Ok(()) => Ok(folder),
-            Err(_) if folder.is_dir() => {
-                // Another process was faster; what it made is the same.
-                let _ = fs::remove_dir_all(&made);
-                Ok(folder)
-            }
-            Err(error) => Err(cannot("name", &folder, &error)),
-        }
+        kept::put(folder, made, is_whole).map_err(|error| cannot("name", folder, &error))
     }
 
     fn compile_runtime(&self, flavour: Flavour, folder: &Path) -> Result<(), EvaluatorError> {
@@ -299,6 +305,21 @@ impl HostToolchain {
             Ended::Limit(reason) => Err(EvaluatorError::new(format!("compiling the CPU device's runtime: {reason}"))),
         }
     }
+}
+
+/// Whether a runtime's folder has every file as it was written.
+fn is_whole(folder: &Path) -> bool {
+    let object_is_whole = |flavour: Flavour| {
+        let object = folder.join(format!("{}.o", flavour.name()));
+        digest_of(&object)
+            .ok()
+            .is_some_and(|digest| kept::holds(folder, &[(&format!("{}.digest", flavour.name()), &digest)]))
+    };
+    kept::holds(folder, FILES) && Flavour::ALL.into_iter().all(object_is_whole)
+}
+
+fn digest_of(file: &Path) -> io::Result<String> {
+    Ok(blake3::hash(&fs::read(file)?).to_hex().to_string())
 }
 
 /// What the candidate's own object needs that it may not call.
@@ -390,7 +411,9 @@ fn judge(ended: Ended) -> Result<(), CompileFailure> {
 fn failure(messages: &str) -> CompileFailure {
     let mut diagnostics = diagnostics(messages);
     for diagnostic in &mut diagnostics {
-        if let Some(missing) = missing_on_this_device(&diagnostic.message) {
+        if let Some(refusal) = unknown_name(&diagnostic.message).and_then(audit::refusal_of_cuda) {
+            diagnostic.message = refusal;
+        } else if let Some(missing) = missing_on_this_device(&diagnostic.message) {
             let message = format!("the CPU device does not support {missing}");
             return CompileFailure::Unsupported(Diagnostic { message, ..diagnostic.clone() });
         }
@@ -399,8 +422,9 @@ fn failure(messages: &str) -> CompileFailure {
     // A second error of one line mostly comes of the first.
     diagnostics.retain(|diagnostic| told.insert(diagnostic.line));
     diagnostics.truncate(MOST);
+    diagnostics.iter_mut().for_each(|diagnostic| diagnostic.message = cut(&diagnostic.message));
     if diagnostics.is_empty() {
-        let message = messages.lines().next().unwrap_or("g++ failed without a message").to_owned();
+        let message = cut(messages.lines().next().unwrap_or("g++ failed without a message"));
         diagnostics.push(Diagnostic { line: None, column: None, message });
     }
     CompileFailure::Source(diagnostics)
@@ -457,6 +481,14 @@ fn missing_on_this_device(message: &str) -> Option<String> {
     if let Some(header) = message.strip_suffix(": No such file or directory") {
         return belongs_to_cuda(header).then(|| format!("the header {header}"));
     }
+    let name = unknown_name(message)?;
+    let lacks =
+        belongs_to_cuda(name) || ["__tsan_", "__atomic_", "__ubsan_"].iter().any(|prefix| name.starts_with(prefix));
+    lacks.then(|| format!("`{name}`"))
+}
+
+/// The name that a message is about because nothing has it.
+fn unknown_name(message: &str) -> Option<&str> {
     let unknown = [
         "was not declared",
         "does not name a type",
@@ -467,10 +499,7 @@ fn missing_on_this_device(message: &str) -> Option<String> {
     if !unknown.iter().any(|phrase| message.contains(phrase)) {
         return None;
     }
-    let name = message.split(['‘', '\'', '`']).nth(1)?.split(['’', '\'', '(']).next()?;
-    let lacks =
-        belongs_to_cuda(name) || ["__tsan_", "__atomic_", "__ubsan_"].iter().any(|prefix| name.starts_with(prefix));
-    lacks.then(|| format!("`{name}`"))
+    message.split(['‘', '\'', '`']).nth(1)?.split(['’', '\'', '(']).next()
 }
 
 /// Whether a name or a header looks like CUDA's own.

@@ -95,6 +95,39 @@ fn what_reaches_out_of_the_program_is_refused() {
 }
 
 #[test]
+fn a_damaged_runtime_is_made_anew() {
+    let kept = TempDir::new().expect("a folder");
+    let built = |toolchain: HostToolchain| {
+        let folder = TempDir::new().expect("a folder");
+        let source = "#include \"task.h\"\n__global__ void k(TASK_PARAMETERS) {}\nTASK_LAUNCH(k, 1, 1)\n";
+        let candidate = Candidate { format: Format::Kernel, source: source.to_owned(), name: "test".to_owned() };
+        toolchain.build(&candidate, HEADER, folder.path()).expect("the toolchain works").expect("it compiles")
+    };
+    built(HostToolchain::find(kept.path()).expect("a compiler"));
+    let runtime = fs::read_dir(kept.path()).expect("it is there").next().expect("one").expect("readable").path();
+    for name in ["include/cuda_cpu.h", "memory.o"] {
+        fs::write(runtime.join(name), "").expect("writable");
+        built(HostToolchain::find(kept.path()).expect("a compiler"));
+        assert!(is_whole(&runtime));
+    }
+    assert_eq!(fs::read_dir(kept.path()).expect("it is there").count(), 1);
+}
+
+#[test]
+fn what_is_refused_on_a_gpu_is_not_merely_lacking() {
+    let source = "#include \"task.h\"\nextern \"C\" cudaError_t launch(TASK_PARAMETERS, void*, cudaStream_t) {\n    void* p;\n    return cudaMalloc(&p, 4);\n}\n";
+    let Err(CompileFailure::Source(errors)) = build_as(Format::Launch, source) else { panic!("it allocates") };
+    assert_eq!(shown(&errors), ["4:12 cudaMalloc is refused: memory comes from TASK_SCRATCH(bytes)"]);
+}
+
+#[test]
+fn a_message_of_a_megabyte_is_cut() {
+    let source = "#include \"task.h\"\ntemplate <class A, class B> struct P {};\ntemplate <int n> struct F { typedef P<typename F<n - 1>::t, typename F<n - 1>::t> t; };\ntemplate <> struct F<0> { typedef int t; };\n__global__ void k(TASK_PARAMETERS) { F<14>::t z = 3; }\nTASK_LAUNCH(k, 1, 1)\n";
+    let errors = source_errors(source);
+    assert!(errors[0].message.chars().count() <= 401, "{}", errors[0].message.len());
+}
+
+#[test]
 fn a_candidate_must_launch_something() {
     let nothing = "nothing is launched: add TASK_LAUNCH(kernel, grid, block) at file scope";
     assert_eq!(shown(&source_errors("#include \"task.h\"\n")), [format!("-:- {nothing}")]);

@@ -246,8 +246,12 @@ impl Compiler {
 
     fn build(&self, work: &Work) -> Result<Outcome, EvaluatorError> {
         let turn = self.pool.turn();
-        let workshop =
-            self.cache.workshop().map_err(|error| EvaluatorError::new(format!("the compile cache: {error}")))?;
+        let broken = |error: std::io::Error| {
+            EvaluatorError::new(format!("the compile cache: {error}")).with_hint(
+                "work in a folder that can be written: .cuda-agent is made in the project's, or in the current one",
+            )
+        };
+        let workshop = self.cache.workshop().map_err(broken)?;
         let outcome = match (work.target, work.candidate.format) {
             (Target::Cpu, _) => self.host()?.build(work.candidate, work.header, workshop.path())?,
             (Target::Gpu { architecture }, Format::Launch) => self.launch(work, architecture, workshop.path())?,
@@ -255,7 +259,7 @@ impl Compiler {
                 self.kernel(work, architecture, &turn, workshop.path())?
             }
         };
-        self.cache.put(work.key, outcome).map_err(|error| EvaluatorError::new(format!("the compile cache: {error}")))
+        self.cache.put(work.key, outcome).map_err(broken)
     }
 
     fn launch(&self, work: &Work, architecture: &str, folder: &Path) -> Result<Outcome, EvaluatorError> {

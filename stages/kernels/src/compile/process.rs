@@ -7,6 +7,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use nix::sys::resource::Resource;
+use nix::sys::statvfs::statvfs;
 
 use crate::child::{Group, describe, limit};
 use crate::fault::EvaluatorError;
@@ -60,6 +61,10 @@ pub fn run(mut command: Command, folder: &Path, limits: &Limits) -> Result<Ended
     let ended = ended
         .map_err(|error| EvaluatorError::new(format!("cannot run {}: {error}", command.get_program().display())))?;
     let Some((status, log)) = ended else { return Ok(Ended::Limit(took_too_long(limits))) };
+    if !status.success() && log.contains(DISK_IS_FULL) && is_full(folder) {
+        let hint = "make room; `cuda-agent gc` says what the store holds";
+        return Err(EvaluatorError::new(format!("{}: {DISK_IS_FULL}", folder.display())).with_hint(hint));
+    }
     let broken = log.lines().find(|line| BROKEN.iter().any(|sign| line.contains(sign)));
     Ok(match broken {
         _ if status.success() => Ended::Well(log),
@@ -69,6 +74,17 @@ pub fn run(mut command: Command, folder: &Path, limits: &Limits) -> Result<Ended
             Ended::Limit(format!("the compiler broke, perhaps for lack of memory ({how}): {line}"))
         }
     })
+}
+
+/// What `strerror` says.
+const DISK_IS_FULL: &str = "No space left on device";
+
+/// A compiler that needs more than this for one candidate is at its other limit.
+const LITTLE_SPACE_BYTES: u64 = 64 << 20;
+
+/// A source can make a compiler say that the disk is full.
+fn is_full(folder: &Path) -> bool {
+    statvfs(folder).is_ok_and(|disk| disk.blocks_available() * disk.fragment_size() < LITTLE_SPACE_BYTES)
 }
 
 fn end(command: &mut Command, time: Duration) -> std::io::Result<Option<(ExitStatus, String)>> {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::fault::EvaluatorError;
+use crate::kept;
 
 include!(concat!(env!("OUT_DIR"), "/python.rs"));
 
@@ -14,7 +15,7 @@ pub fn unpack(cache: &Path) -> Result<PathBuf, EvaluatorError> {
     }
     let folder = cache.join("python").join(&hasher.finalize().to_hex()[..16]);
     let script = folder.join("reference.py");
-    if !script.is_file() {
+    if !is_whole(&folder) {
         write(&folder).map_err(|error| {
             EvaluatorError::new(format!("{}: {error}", folder.display())).with_hint(
                 "work in a folder that can be written: .cuda-agent is made in the project's, or in the current one",
@@ -24,6 +25,10 @@ pub fn unpack(cache: &Path) -> Result<PathBuf, EvaluatorError> {
     Ok(script)
 }
 
+fn is_whole(folder: &Path) -> bool {
+    kept::holds(folder, PYTHON)
+}
+
 fn write(folder: &Path) -> std::io::Result<()> {
     let parent = folder.parent().expect("it has one");
     std::fs::create_dir_all(parent)?;
@@ -31,10 +36,26 @@ fn write(folder: &Path) -> std::io::Result<()> {
     for (name, text) in PYTHON {
         std::fs::write(partial.path().join(name), text)?;
     }
-    // Another process may have been faster; its files are the same.
-    let partial = partial.keep();
-    if std::fs::rename(&partial, folder).is_err() {
-        std::fs::remove_dir_all(&partial)?;
+    kept::put(folder, partial, is_whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_folder_is_put_right() {
+        let cache = tempfile::tempdir().unwrap();
+        let script = unpack(cache.path()).unwrap();
+        let judge = script.with_file_name("judge.py");
+        let text = std::fs::read(&judge).unwrap();
+        for damage in
+            [|path: &Path| std::fs::write(path, "").unwrap(), |path: &Path| std::fs::remove_file(path).unwrap()]
+        {
+            damage(&judge);
+            assert_eq!(unpack(cache.path()).unwrap(), script);
+            assert_eq!(std::fs::read(&judge).unwrap(), text);
+        }
+        assert_eq!(std::fs::read_dir(cache.path().join("python")).unwrap().count(), 1);
     }
-    Ok(())
 }

@@ -77,7 +77,7 @@ impl Job<'_> {
         let checked = checked?;
         seconds.verify = start.elapsed().as_secs_f64();
         match checked {
-            Checked::Task(error) if error.is_memory() => Err(Setback::Memory(error)),
+            Checked::Task(error) if error.is_worth_another_try() => Err(Setback::Task(error)),
             checked => Ok(checked),
         }
     }
@@ -119,7 +119,7 @@ impl Job<'_> {
         });
         seconds.profile = start.elapsed().as_secs_f64();
         match timed? {
-            Timed::Task(error) if error.is_memory() => Err(Setback::Memory(error)),
+            Timed::Task(error) if error.is_worth_another_try() => Err(Setback::Task(error)),
             timed => Ok(timed),
         }
     }

@@ -202,14 +202,14 @@ impl Evaluator {
             self.is_in_service()?;
             let card = self.least_busy(Some(card));
             let whole = card.counted(|| work(&mut card.whole()));
-            if matches!(whole, Err(Setback::Machine(_))) {
+            if whole.is_err() {
                 card.examine();
             }
             whole
         });
         match answered {
             Ok(answer) => Ok(answer),
-            Err(Setback::Memory(error)) => Ok(Err(error)),
+            Err(Setback::Task(error)) => self.is_in_service().map(|()| Err(error)),
             Err(Setback::Machine(error)) => Err(error),
         }
     }
@@ -253,7 +253,7 @@ impl Evaluator {
             lane.keep_if(answered.is_ok());
             answered
         });
-        // Short memory is not remembered: others may give theirs back.
+        // What may end otherwise another time is not remembered.
         let described = settled(described)?.and_then(varied).map(Arc::new);
         if let Some(once) = once.as_deref_mut() {
             *once = Some(described.clone());

@@ -146,8 +146,8 @@ impl Seat<'_> {
 pub enum Setback {
     /// A process or the card failed.
     Machine(EvaluatorError),
-    /// Memory was short.
-    Memory(TaskError),
+    /// Memory was short, or the task's process ended.
+    Task(TaskError),
 }
 
 impl From<EvaluatorError> for Setback {
@@ -156,10 +156,10 @@ impl From<EvaluatorError> for Setback {
     }
 }
 
-/// Takes short memory out of what a task can be blamed for.
+/// Takes out what a task cannot be blamed for yet.
 pub fn settled<T>(answered: Answered<T>) -> Result<Result<T, TaskError>, Setback> {
     match answered? {
-        Err(error) if error.is_memory() => Err(Setback::Memory(error)),
+        Err(error) if error.is_worth_another_try() => Err(Setback::Task(error)),
         answer => Ok(answer),
     }
 }

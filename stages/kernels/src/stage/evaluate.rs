@@ -8,7 +8,7 @@ use cuda_agent_protocol::{Event, Program, ProgramError, Request, RowInput, RowRe
 use serde_json::{Map, Value, json};
 
 use super::{evaluator, flag, number, template};
-use crate::candidate::Candidate;
+use crate::candidate::{Candidate, without_byte_order_mark};
 use crate::compile::KernelResources;
 use crate::evaluator::{Evaluator, Settings, secret};
 use crate::fault::EvaluatorError;
@@ -94,8 +94,8 @@ fn judge(evaluator: &Evaluator, settings: &Settings, template: &Task, row: &RowI
     let format = column("format").ok_or_else(|| missing("format"))?;
     let format = serde_json::from_value(json!(format))
         .map_err(|_| Refused::Row(format!("`{format}` is neither kernel nor launch")))?;
-    let source = column("source").ok_or_else(|| missing("source"))?.to_owned();
-    let code = column("code").ok_or_else(|| missing("code"))?.to_owned();
+    let source = without_byte_order_mark(column("source").ok_or_else(|| missing("source"))?);
+    let code = without_byte_order_mark(column("code").ok_or_else(|| missing("code"))?);
     let task = Task { code, ..template.clone() };
     let candidate = Candidate { format, source, name: "candidate.cu".into() };
     // A row's seed is public, so that alone would let a candidate know its inputs.

@@ -7,6 +7,7 @@ use cuda_agent_protocol::{Program, ProgramError, Request, RowInput, RowResult, R
 use serde_json::{Map, Value, json};
 
 use super::{evaluator, flag, number, template};
+use crate::candidate::without_byte_order_mark;
 use crate::evaluator::{Baseline, Evaluator, secret};
 use crate::fault::EvaluatorError;
 use crate::profile::roofline;
@@ -50,7 +51,7 @@ fn answer(evaluator: &Evaluator, wanted: &Wanted, template: &Task, row: &RowInpu
     let Some(code) = row.columns.get("code").and_then(Value::as_str) else {
         return Ok(result(RowStatus::Rejected, Some("format"), Some("the row has no code".into()), BTreeMap::new()));
     };
-    let task = Task { code: code.to_owned(), ..template.clone() };
+    let task = Task { code: without_byte_order_mark(code), ..template.clone() };
     Ok(match profile(evaluator, wanted, &task, row.seed as u64) {
         Ok(baselines) => {
             result(RowStatus::Done, None, None, BTreeMap::from([("baselines".to_owned(), vec![baselines])]))
