@@ -351,8 +351,8 @@ def die_with(parent):
         sys.exit("the parent has ended")
 
 
-def start_worker(connection, device, arena_limit):
-    """Forks a worker; its process id."""
+def start_worker(connection, others, device, arena_limit):
+    """Forks a worker, which has no use for others' connections; its process id."""
     parent = os.getpid()
     child = os.fork()
     if child:
@@ -360,6 +360,8 @@ def start_worker(connection, device, arena_limit):
     status = 1
     try:
         die_with(parent)
+        for other in others:
+            other.close()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDONLY)
@@ -439,7 +441,7 @@ def supervise(control, workers, device, arena_limit):
                 return
             for descriptor in descriptors:
                 connection = socket.socket(fileno=descriptor)
-                workers[start_worker(connection, device, arena_limit)] = connection
+                workers[start_worker(connection, workers.values(), device, arena_limit)] = connection
 
 
 def parse_arguments():
