@@ -21,6 +21,20 @@ def chunks(total):
     return [(start, min(start + CHUNK, total)) for start in range(0, total, CHUNK)]
 
 
+def whole(tensor):
+    """Integers and booleans, flat. A boolean is shown as its byte: in poison it is none, which torch doesn't expect."""
+    return bits(tensor) if tensor.dtype == torch.bool else tensor.reshape(-1)
+
+
+def halves(integer):
+    """An int64 as two numbers that a double holds; `joined` is the way back."""
+    return integer >> 32, integer & 0xFFFFFFFF
+
+
+def joined(high, low):
+    return (int(high) << 32) + int(low)
+
+
 def row(*values):
     return torch.stack([value.reshape(()).to(torch.float64) for value in values])
 
@@ -37,7 +51,7 @@ class Expectation:
         self.dtype = eager.dtype
         self.exact = not eager.dtype.is_floating_point
         self.total = eager.numel()
-        self.eager = bits(eager.contiguous()) if self.exact else eager.contiguous().reshape(-1)
+        self.eager = whole(eager.contiguous()) if self.exact else eager.contiguous().reshape(-1)
         self.elementwise = policy.name == "paper" and not self.exact
         self._reference = None if self.exact or self.elementwise else reference.contiguous().reshape(-1)
         self._rows = [self._describe(start, stop) for start, stop in chunks(self.total)]
@@ -140,10 +154,8 @@ class Measurement:
     def __init__(self, expectation, got, pattern_byte=None, earlier=None):
         self.expectation = expectation
         self.held = None
-        flat = got.reshape(-1)
-        # Poison in a boolean is no boolean, which torch's own operators don't expect.
-        self._bits = bits(flat)
-        self._got = self._bits if expectation.exact else flat
+        self._bits = bits(got)
+        self._got = whole(got) if expectation.exact else got.reshape(-1)
         self._word = None if pattern_byte is None else pattern_word(got.dtype, pattern_byte)
         self._earlier = earlier
         held = [self._compare_poison(start, stop) for start, stop in chunks(expectation.total)]
@@ -153,18 +165,21 @@ class Measurement:
         ]
 
     def _compare(self, start, stop):
+        """How many are wrong, how many not finite, where the worst is, the norm of the error, and whether anything is
+        not zero; then four columns on the worst, by the kind of type."""
         compare = self._compare_exact if self.expectation.exact else self._compare_float
         return compare(self._got[start:stop], start, stop)
 
     def _compare_exact(self, got, start, stop):
         expected = self.expectation.eager[start:stop]
-        wrong = got != expected
-        where = wrong.view(torch.uint8).argmax().reshape(1)
-        got_there, expected_there = got.take(where).double(), expected.take(where).double()
-        count = wrong.sum()
-        error = (got_there - expected_there).abs()
-        nothing = torch.zeros_like(error)
-        return row(count, nothing, error, where, error, got_there, expected_there, nothing, got.any())
+        # Up to 2^64 - 1, which wraps around: with the sign bit turned over, the order is that of the distances again.
+        distance = torch.maximum(got, expected).long()
+        distance -= torch.minimum(got, expected)
+        distance ^= torch.iinfo(torch.int64).min
+        where = distance.argmax().reshape(1)
+        nothing = got.new_zeros((), dtype=torch.float64)
+        there = [half for values in (got, expected) for half in halves(values.take(where).long())]
+        return row((got != expected).sum(), nothing, where, nothing, got.any(), *there)
 
     def _compare_float(self, got, start, stop):
         target = self.expectation.target(start, stop)
@@ -183,14 +198,19 @@ class Measurement:
         return row(
             wrong.sum(),
             error.isinf().sum(),
-            worst,
             where,
-            error.take(where),
-            got.take(where),
-            target.take(where),
             torch.linalg.vector_norm(error),
             got.any(),
+            worst,
+            error.take(where),
+            got.take(where),
+            self._expected(target, where, start),
         )
+
+    def _expected(self, target, where, start):
+        """Where the target is not finite, eager's is the answer."""
+        target = target.take(where)
+        return torch.where(target.isnan(), self.expectation.eager.take(where + start).double(), target)
 
     def _excuse_irregular(self, error, target, got, start, stop):
         """Where the target is not finite, the answer is right if it is eager's, or as near as `paper` asks."""
@@ -223,13 +243,19 @@ class Verdict:
         self.mismatched = int(sum(row[0] for row in rows))
         self.nonfinite = int(sum(row[1] for row in rows))
         regular = max(1, expectation.total - expectation.irregular)
-        self.error_rms = math.hypot(*[row[7] for row in rows]) / math.sqrt(regular)
-        self.zeros = expectation.nonzero and not any(row[8] for row in rows)
+        self.error_rms = math.hypot(*[row[3] for row in rows]) / math.sqrt(regular)
+        self.zeros = expectation.nonzero and not any(row[4] for row in rows)
         self.held = int(sum(row[9] for row in rows))
         self.unwritten = int(sum(row[10] for row in rows)) if knows_unwritten else None
         self._first_unwritten = self._first(rows) if self.unwritten else None
-        self._worst_chunk = max(range(len(rows)), key=lambda chunk: rows[chunk][2])
+        self._worst_chunk = max(range(len(rows)), key=lambda chunk: self._badness(rows[chunk]))
         self._worst_row = rows[self._worst_chunk]
+
+    def _badness(self, row):
+        if not self.expectation.exact:
+            return row[5]
+        got, expected = whole_numbers(row)
+        return abs(got - expected)
 
     @staticmethod
     def _first(rows):
@@ -255,19 +281,35 @@ class Verdict:
         return None if self.within else "values"
 
     def worst(self):
-        if self._worst_row[4] == 0.0 and self.mismatched == 0:
+        index = index_of(int(self._worst_row[2]) + CHUNK * self._worst_chunk, self.expectation.shape)
+        if self.expectation.exact:
+            return {"index": index} | self._worst_exact() if self.mismatched else None
+        error, got, expected = self._worst_row[6:9]
+        if error == 0.0 and self.mismatched == 0:
             return None
-        _, _, _, where, error, got, expected = self._worst_row[:7]
         allowed = self.expectation.allowed_max
         if self.expectation.elementwise:
             allowed = TOLERANCE + TOLERANCE * abs(expected)
         return {
-            "index": index_of(int(where) + CHUNK * self._worst_chunk, self.expectation.shape),
+            "index": index,
             "expected": finite(expected),
+            "expected_text": special(expected),
             "got": finite(got),
-            "got_text": repr(got),
+            "got_text": special(got),
             "error": finite(error),
             "allowed": finite(allowed),
+        }
+
+    def _worst_exact(self):
+        got, expected = whole_numbers(self._worst_row)
+        is_boolean = self.expectation.dtype == torch.bool
+        return {
+            "expected": expected,
+            "expected_text": boolean_text(expected) if is_boolean else None,
+            "got": got,
+            "got_text": boolean_text(got) if is_boolean else None,
+            "error": None if is_boolean else abs(got - expected),
+            "allowed": None if is_boolean else 0,
         }
 
     def facts(self):
@@ -295,6 +337,20 @@ class Verdict:
 def finite(number):
     """JSON has no NaN and no infinity."""
     return number if math.isfinite(number) and abs(number) < WRONG_SPECIAL else None
+
+
+def special(number):
+    """What `finite` leaves out, in words."""
+    return repr(number) if finite(number) is None else None
+
+
+def whole_numbers(row):
+    """What the worst element of a chunk of integers is, and what it should be."""
+    return joined(*row[5:7]), joined(*row[7:9])
+
+
+def boolean_text(byte):
+    return ("false", "true")[byte] if byte < 2 else f"the byte {byte}"
 
 
 def index_of(flat, shape):

@@ -37,10 +37,10 @@ pid. A worker whose GPU context an error has spoilt replies and ends.
 - `sets`: for each, `arguments`: [[offset, bytes], …] in the order of the ABI, and `scratch`: [offset, bytes].
 - `outputs`: for each, `name`, `pass`, `reason` (null, `unwritten`, `nonfinite`, `zeros`, `values`: the first that
   holds), `mismatched` and `total` elements, `worst` (null where all is exact, else `index`, `expected`, `got`,
-  `got_text`, `error`, `allowed`), `nonfinite` (elements that are not finite where a number was expected), `held`
-  (that hold this run's poison), `unwritten` (that held it in both runs; null before the second), `first_unwritten`
-  (an index), `error_rms`, `reference_error_rms` (eager's own), `allowed_rms`: the last three null where the policy
-  has no use for them.
+  `error`, `allowed`, and `expected_text` and `got_text`, null where the numbers say it all), `nonfinite` (elements
+  that are not finite where a number was expected), `held` (that hold this run's poison), `unwritten` (that held it in
+  both runs; null before the second), `first_unwritten` (an index), `error_rms`, `reference_error_rms` (eager's own),
+  `allowed_rms`: the last three null where the policy has no use for them.
 - `red_zones`: `near` (a tensor, or "scratch"), `side` ("before" or "after") and `offset` of the nearest byte that was
   written, counted from 0 at the tensor's end, or from 1 backwards at its start.
 """

@@ -102,11 +102,62 @@ def test_unwritten_elements(monkeypatch, dtype, chunk):
     assert (found["unwritten"], found["first_unwritten"], found["reason"]) == (3, [0, 4], "unwritten")
 
 
-def test_integers_are_exact_beyond_what_a_double_holds():
-    eager = torch.tensor([1 << 60, -5, 7])
-    found, _ = facts("strict", eager, eager, torch.tensor([(1 << 60) + 1, -5, 7]))
-    assert (found["mismatched"], found["worst"]["index"], found["worst"]["allowed"]) == (1, [0], 0.0)
+def told(worst):
+    return worst["expected"], worst["got"], worst["error"]
+
+
+@pytest.mark.parametrize("value", [1 << 60, (1 << 62) - 1, -(1 << 62), (1 << 63) - 2, -(1 << 63)])
+def test_integers_are_exact_beyond_what_a_double_holds(value):
+    eager = torch.tensor([value, -5, 7])
+    found, _ = facts("strict", eager, eager, torch.tensor([value + 1, -5, 7]))
+    assert (found["mismatched"], found["worst"]["index"], found["worst"]["allowed"]) == (1, [0], 0)
+    assert told(found["worst"]) == (value, value + 1, 1)
     assert facts("strict", eager, eager, eager.clone())[0]["pass"]
+
+
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_the_worst_integer_is_the_one_furthest_off(monkeypatch, dtype, chunk):
+    monkeypatch.setattr(judge, "CHUNK", chunk)
+    lowest, highest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    near = [lowest, lowest + 1, -3, 0, 1, 2, highest - 1, highest]
+    values = [value for value in near if value >= lowest]
+    random.seed(7)
+    for _ in range(50):
+        expected, got = ([random.choice(values) for _ in range(20)] for _ in range(2))
+        distances = [abs(e - g) for e, g in zip(expected, got, strict=True)]
+        where = distances.index(max(distances))
+        eager, answer = (torch.tensor(numbers, dtype=dtype) for numbers in (expected, got))
+        worst = facts("strict", eager, eager, answer)[0]["worst"]
+        assert worst["index"] == [where]
+        assert told(worst) == (expected[where], got[where], distances[where])
+        assert all(type(number) is int for number in told(worst))
+
+
+@pytest.mark.parametrize("byte, text", [(1, "true"), (7, "the byte 7")])
+def test_booleans_are_told_in_words(byte, text):
+    eager = torch.tensor([True, False, False])
+    got = eager.clone()
+    bits(got)[2] = byte
+    worst = facts("strict", eager, eager, got)[0]["worst"]
+    assert (worst["index"], worst["expected_text"], worst["got_text"]) == ([2], "false", text)
+    assert told(worst) == (0, byte, None)
+
+
+@pytest.mark.parametrize("policy", ["strict", "paper"])
+@pytest.mark.parametrize("expected, got", [("inf", "-inf"), ("nan", "inf"), ("-inf", "nan"), ("inf", 2.0), (2.0, "nan")])
+def test_what_is_not_finite_is_told_apart(monkeypatch, policy, expected, got):
+    monkeypatch.setattr(judge, "CHUNK", 3)
+    eager, answer = torch.ones(5), torch.ones(5)
+    eager[4], answer[4] = float(expected), float(got)
+    worst = facts(policy, eager, eager.double(), answer)[0]["worst"]
+    assert worst["index"] == [4]
+    for side, value in (("expected", expected), ("got", got)):
+        number, text = (None, value) if isinstance(value, str) else (value, None)
+        assert (worst[side], worst[f"{side}_text"]) == (number, text)
 
 
 def test_a_float64_forward_that_says_something_else_is_no_yardstick():

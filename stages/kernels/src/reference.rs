@@ -17,7 +17,7 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Number, Value, json};
 
 use crate::child::process::{Ended, Process};
 use crate::child::within;
@@ -215,13 +215,19 @@ pub struct Worst {
     /// Where.
     pub index: Vec<u64>,
     /// The reference's value; `null` where it is no finite number.
-    pub expected: Option<f64>,
+    pub expected: Option<Number>,
+    /// The same in words, where the number doesn't say it: `inf`, `-inf`, `nan`, `true`, `false`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_text: Option<String>,
     /// The candidate's.
-    pub got: Option<f64>,
-    /// Their difference.
-    pub error: Option<f64>,
+    pub got: Option<Number>,
+    /// The same in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub got_text: Option<String>,
+    /// Their difference; `null` for booleans.
+    pub error: Option<Number>,
     /// What it may be.
-    pub allowed: Option<f64>,
+    pub allowed: Option<Number>,
 }
 
 /// A write beside a tensor.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Number;
 
 use crate::candidate::Format;
 use crate::compile::{Diagnostic, KernelResources};
@@ -308,14 +309,15 @@ fn write_wrong(out: &mut Formatter<'_>, output: &OutputJudgement) -> fmt::Result
 }
 
 fn write_worst(out: &mut Formatter<'_>, name: &str, worst: &Worst, unwritten: bool) -> fmt::Result {
-    let Worst { index, expected, got, error, allowed } = worst;
-    write!(out, "  worst at {name}{index:?}: expected {}, ", number(*expected))?;
-    match error {
-        _ if unwritten => writeln!(out, "never written"),
-        Some(error) => {
-            writeln!(out, "got {} (off by {}, allowed {})", number(*got), number(Some(*error)), number(*allowed))
-        }
-        None => writeln!(out, "got {}", number(*got)),
+    write!(out, "  worst at {name}{:?}: expected {}, ", worst.index, element(&worst.expected, &worst.expected_text))?;
+    if unwritten {
+        return writeln!(out, "never written");
+    }
+    write!(out, "got {}", element(&worst.got, &worst.got_text))?;
+    match (&worst.error, &worst.allowed) {
+        (Some(error), _) if !error.is_f64() => writeln!(out, " (off by {error})"),
+        (Some(error), Some(allowed)) => writeln!(out, " (off by {}, allowed {})", number(error), number(allowed)),
+        _ => writeln!(out),
     }
 }
 
@@ -334,14 +336,11 @@ fn write_accuracy(out: &mut Formatter<'_>, output: &OutputJudgement) -> fmt::Res
         return writeln!(out, "  {:<10} rms error {error:.2e} of {allowed:.2e} allowed{eager}", output.name);
     }
     match &output.worst {
-        Some(worst) => writeln!(
-            out,
-            "  {:<10} worst error {} of {} allowed",
-            output.name,
-            number(worst.error),
-            number(worst.allowed)
-        ),
-        None => Ok(()),
+        Some(Worst { error: Some(error), allowed: Some(allowed), .. }) => {
+            let (name, error, allowed) = (&output.name, number(error), number(allowed));
+            writeln!(out, "  {name:<10} worst error {error} of {allowed} allowed")
+        }
+        _ => Ok(()),
     }
 }
 
@@ -388,11 +387,20 @@ fn milliseconds(ms: f64) -> String {
     if ms < 1.0 { format!("{:.2} µs", ms * 1e3) } else { format!("{ms:.3} ms") }
 }
 
-fn number(value: Option<f64>) -> String {
-    match value {
+fn element(value: &Option<Number>, text: &Option<String>) -> String {
+    match (text, value) {
+        (Some(text), _) => text.clone(),
+        (None, Some(value)) => number(value),
+        (None, None) => "no finite number".to_owned(),
+    }
+}
+
+/// Integers to their last digit.
+fn number(number: &Number) -> String {
+    match number.as_f64().filter(|_| number.is_f64()) {
         Some(value) if value == 0.0 || (1e-3..1e6).contains(&value.abs()) => format!("{value:.6}"),
         Some(value) => format!("{value:.3e}"),
-        None => "no finite number".to_owned(),
+        None => number.to_string(),
     }
 }
 
@@ -442,6 +450,51 @@ mod tests {
         insta::assert_snapshot!(verdict(
             json!({ "outcome": "out_of_bounds", "message": "why", "failure": failure, "reward": -1.0 })
         ));
+    }
+
+    /// The lines on a wrong output that is called `out`.
+    fn told_of(changes: serde_json::Value) -> String {
+        let mut output = json!({
+            "name": "out", "pass": false, "reason": "values", "mismatched": 1, "total": 9, "worst": null, "nonfinite": 0,
+            "unwritten": 0,
+        });
+        output.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        let judgement = json!({ "outputs": [output], "inputs_changed": [], "red_zones": [] });
+        let failure = json!({ "input": 1, "timed": false, "judgement": judgement });
+        let told = verdict(json!({ "failure": failure })).to_string();
+        told.lines().filter(|line| line.contains("out")).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn the_worst_element_is_told_by_its_type() {
+        let worst = [
+            json!({ "index": [7], "expected": 85, "got": 86, "error": 1, "allowed": 0 }),
+            json!({
+                "index": [0, 1], "expected": i64::MIN, "got": i64::MAX, "error": u64::MAX, "allowed": 0,
+            }),
+            json!({
+                "index": [7], "expected": 1, "expected_text": "true", "got": 0, "got_text": "false", "error": null,
+                "allowed": null,
+            }),
+            json!({
+                "index": [7], "expected": 0, "expected_text": "false", "got": 90, "got_text": "the byte 90", "error": null,
+                "allowed": null,
+            }),
+            json!({
+                "index": [7], "expected": null, "expected_text": "-inf", "got": null, "got_text": "nan", "error": null,
+                "allowed": 1e-5,
+            }),
+            json!({ "index": [7], "expected": 2.0, "got": null, "got_text": "inf", "error": null, "allowed": 1e-5 }),
+        ];
+        let told = worst.map(|worst| told_of(json!({ "worst": worst })).lines().last().unwrap().to_owned());
+        insta::assert_snapshot!(told.join("\n"));
+    }
+
+    #[test]
+    fn numbers_of_the_worst_element_pass_through_unchanged() {
+        let text = r#"{"index":[7],"expected":-9223372036854775808,"got":9223372036854775807,"error":18446744073709551615,"allowed":0}"#;
+        let worst: Worst = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&worst).unwrap(), text);
     }
 
     #[test]

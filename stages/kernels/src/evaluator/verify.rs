@@ -117,7 +117,7 @@ pub fn is_right(judgement: &Judgement) -> bool {
 
 fn keep_worst(kept: &mut Vec<OutputJudgement>, outputs: Vec<OutputJudgement>) {
     let error = |output: &OutputJudgement| {
-        output.error_rms.or(output.worst.as_ref().and_then(|worst| worst.error)).unwrap_or(0.0)
+        output.error_rms.or(output.worst.as_ref().and_then(|worst| worst.error.as_ref()?.as_f64())).unwrap_or(0.0)
     };
     if kept.is_empty() {
         *kept = outputs;
