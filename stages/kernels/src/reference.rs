@@ -193,7 +193,7 @@ pub struct OutputJudgement {
     pub worst: Option<Worst>,
     /// Elements that are infinite or no number where the reference is finite.
     pub nonfinite: u64,
-    /// Elements that were never written; known when both patterns ran.
+    /// Elements that hold what was there before; known when both patterns ran.
     pub unwritten: Option<u64>,
     /// The first of them.
     #[serde(default)]

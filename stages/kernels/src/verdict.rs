@@ -25,7 +25,7 @@ pub enum Outcome {
     CompileError,
     /// Values beyond the tolerance.
     Wrong,
-    /// Elements of an output that were never written.
+    /// Elements of an output that hold what was there before the run.
     Unwritten,
     /// Infinite or no numbers, where the reference is finite.
     Nonfinite,
@@ -286,9 +286,13 @@ fn write_failure(out: &mut Formatter<'_>, failure: &Failure) -> fmt::Result {
 fn write_wrong(out: &mut Formatter<'_>, output: &OutputJudgement) -> fmt::Result {
     let OutputJudgement { name, mismatched, total, .. } = output;
     if let Some(count @ 1..) = output.unwritten {
-        let first =
-            output.first_unwritten.as_ref().map(|index| format!(", the first at {index:?}")).unwrap_or_default();
-        writeln!(out, "  {name}: {count} of {total} elements were never written{first}")?;
+        let first = output.first_unwritten.as_ref().filter(|index| !index.is_empty());
+        let first = first.map(|index| format!(", the first at {index:?},")).unwrap_or_default();
+        writeln!(
+            out,
+            "  {name}: {count} of {total} elements{first} hold what was there before the run: never written, or added to \
+             without being set first"
+        )?;
     }
     if output.nonfinite > 0 {
         writeln!(
@@ -309,9 +313,11 @@ fn write_wrong(out: &mut Formatter<'_>, output: &OutputJudgement) -> fmt::Result
 }
 
 fn write_worst(out: &mut Formatter<'_>, name: &str, worst: &Worst, unwritten: bool) -> fmt::Result {
-    write!(out, "  worst at {name}{:?}: expected {}, ", worst.index, element(&worst.expected, &worst.expected_text))?;
+    // A scalar has no index.
+    let place = if worst.index.is_empty() { String::new() } else { format!("{:?}", worst.index) };
+    write!(out, "  worst at {name}{place}: expected {}, ", element(&worst.expected, &worst.expected_text))?;
     if unwritten {
-        return writeln!(out, "never written");
+        return writeln!(out, "got what was there before");
     }
     write!(out, "got {}", element(&worst.got, &worst.got_text))?;
     match (&worst.error, &worst.allowed) {
@@ -485,6 +491,7 @@ mod tests {
                 "allowed": 1e-5,
             }),
             json!({ "index": [7], "expected": 2.0, "got": null, "got_text": "inf", "error": null, "allowed": 1e-5 }),
+            json!({ "index": [], "expected": 2.0, "got": 3.0, "error": 1.0, "allowed": 1e-5 }),
         ];
         let told = worst.map(|worst| told_of(json!({ "worst": worst })).lines().last().unwrap().to_owned());
         insta::assert_snapshot!(told.join("\n"));
@@ -495,6 +502,13 @@ mod tests {
         let text = r#"{"index":[7],"expected":-9223372036854775808,"got":9223372036854775807,"error":18446744073709551615,"allowed":0}"#;
         let worst: Worst = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&worst).unwrap(), text);
+    }
+
+    #[test]
+    fn a_scalar_that_was_never_set_has_no_place() {
+        let worst = json!({ "index": [], "expected": 2.0, "got": 3.0, "error": 1.0, "allowed": 1e-5 });
+        let scalar = json!({ "total": 1, "worst": worst, "unwritten": 1, "first_unwritten": [] });
+        insta::assert_snapshot!(told_of(scalar));
     }
 
     #[test]

@@ -162,7 +162,7 @@ pub fn summary(failure: &Failure) -> String {
     let (name, total) = (&output.name, output.total);
     match output {
         OutputJudgement { unwritten: Some(count @ 1..), .. } => {
-            format!("{count} of {total} elements of {name} were never written")
+            format!("{count} of {total} elements of {name} hold what was there before the run")
         }
         OutputJudgement { nonfinite: count @ 1.., .. } => {
             format!("{count} of {total} elements of {name} are infinite or NaN where the reference is finite")
