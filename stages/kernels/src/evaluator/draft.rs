@@ -162,3 +162,37 @@ fn in_one_line(diagnostic: &Diagnostic) -> String {
 fn at_line(line: Option<u32>, message: &str) -> String {
     line.map_or_else(|| message.to_owned(), |line| format!("line {line}: {message}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_message_is_on_the_output_that_the_outcome_is_named_after() {
+        let task = json!({ "code": "", "name": "", "set": {}, "protocol": "cuda-agent", "policy": "strict" });
+        let candidate = json!({ "format": "kernel", "source": "", "name": "" });
+        let (task, candidate) = (serde_json::from_value(task).unwrap(), serde_json::from_value(candidate).unwrap());
+        let output = |name: &str, nonfinite: u64, unwritten: u64| {
+            json!({
+                "name": name, "pass": false, "reason": "values", "mismatched": 2, "total": 9, "worst": null,
+                "nonfinite": nonfinite, "unwritten": unwritten,
+            })
+        };
+        let told = |outputs: Vec<serde_json::Value>| {
+            let judgement = json!({ "outputs": outputs, "inputs_changed": [], "red_zones": [] });
+            let judgement = serde_json::from_value(judgement).unwrap();
+            let mut draft = Draft::new(&task, &candidate, 7);
+            draft.checked(Checked::Wrong(Failure { input: 1, timed: false, judgement }), 5);
+            (draft.verdict.outcome, draft.verdict.message)
+        };
+        let (wrong, nonfinite, unwritten) = (output("out0", 0, 0), output("out1", 3, 0), output("out2", 0, 1));
+        let all = vec![wrong.clone(), nonfinite.clone(), unwritten];
+        let message = "1 of 9 elements of out2 hold what was there before the run".to_owned();
+        assert_eq!(told(all), (Outcome::Unwritten, message));
+        let message = "3 of 9 elements of out1 are infinite or NaN where the reference is finite".to_owned();
+        assert_eq!(told(vec![wrong.clone(), nonfinite]), (Outcome::Nonfinite, message));
+        assert_eq!(told(vec![wrong]), (Outcome::Wrong, "2 of 9 elements of out0 are wrong".to_owned()));
+    }
+}

@@ -157,8 +157,10 @@ pub fn summary(failure: &Failure) -> String {
     if let Some(name) = judgement.inputs_changed.first() {
         return format!("it writes to {name}, which is read-only");
     }
-    let wrong = judgement.outputs.iter().find(|output| !output.pass || output.unwritten.unwrap_or(0) > 0);
-    let Some(output) = wrong else { return "its results are wrong".to_owned() };
+    // The one that the outcome is named after.
+    let rank = |output: &&OutputJudgement| (output.unwritten.unwrap_or(0) == 0, output.nonfinite == 0);
+    let wrong = judgement.outputs.iter().filter(|output| !output.pass || output.unwritten.unwrap_or(0) > 0);
+    let Some(output) = wrong.min_by_key(rank) else { return "its results are wrong".to_owned() };
     let (name, total) = (&output.name, output.total);
     match output {
         OutputJudgement { unwritten: Some(count @ 1..), .. } => {
