@@ -1,7 +1,7 @@
 //! From CUDA's own syntax to C++ that g++ reads, for the CPU device. Three things are no C++ and no macro can make them so:
 //!
 //! - shared memory: `extern __shared__ float s[];` becomes a pointer to the block's dynamic shared memory, and
-//!   `__shared__ float s[32];` a member of a struct that the runtime knows of, with red zones around it;
+//!   `__shared__ float s[32];` a variable that the runtime knows of, with red zones around it;
 //! - launches: `kernel<<<grid, block>>>(x)` becomes a call with a lambda;
 //! - inline PTX: `asm` becomes a macro that says that it is unsupported.
 //!
@@ -306,7 +306,7 @@ impl Declaration {
         Some(declarators)
     }
 
-    /// The declaration stays where it is, as the members of a struct, and references follow it.
+    /// The declaration stays where it is, as the members of a struct that nothing is made of, and references follow it.
     fn edit_static(&self, source: &str, tokens: &[Token], declarators: &[Declarator], edits: &mut Vec<Edit>) {
         let start = tokens[self.start].range.start;
         let structure = format!("cuda_cpu_shared_{start}");
@@ -317,9 +317,10 @@ impl Declaration {
             }
         }
         let mut after = " };".to_owned();
-        for declarator in declarators {
+        for (number, declarator) in declarators.iter().enumerate() {
             let name = text(source, &tokens[declarator.name]);
-            after += &format!(" static auto& {name} = cuda_cpu::Shared<{structure}>::memory.value.{name};");
+            let variable = format!("cuda_cpu::Shared<{structure}, decltype({structure}::{name}), {number}>");
+            after += &format!(" static auto& {name} = {variable}::memory.value;");
         }
         let end = tokens[self.end].range.end;
         edits.push(Edit { range: end..end, text: after });
@@ -511,17 +512,17 @@ mod tests {
     }
 
     #[test]
-    fn static_shared_memory_becomes_a_member() {
+    fn static_shared_memory_has_a_place_for_each_variable() {
         rewritten(
             "{ __shared__ float a[32][33], b; }",
             "{ struct cuda_cpu_shared_2 {  float a[32][33], b; }; \
-             static auto& a = cuda_cpu::Shared<cuda_cpu_shared_2>::memory.value.a; \
-             static auto& b = cuda_cpu::Shared<cuda_cpu_shared_2>::memory.value.b; }",
+             static auto& a = cuda_cpu::Shared<cuda_cpu_shared_2, decltype(cuda_cpu_shared_2::a), 0>::memory.value; \
+             static auto& b = cuda_cpu::Shared<cuda_cpu_shared_2, decltype(cuda_cpu_shared_2::b), 1>::memory.value; }",
         );
         rewritten(
             "{ __align__(16) __shared__ Pair<T, 2>* p; }",
             "{ struct cuda_cpu_shared_2 { __align__(16)  Pair<T, 2>* p; }; \
-             static auto& p = cuda_cpu::Shared<cuda_cpu_shared_2>::memory.value.p; }",
+             static auto& p = cuda_cpu::Shared<cuda_cpu_shared_2, decltype(cuda_cpu_shared_2::p), 0>::memory.value; }",
         );
     }
 

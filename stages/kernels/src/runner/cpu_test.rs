@@ -635,6 +635,28 @@ fn reads_and_writes_out_of_bounds() {
 }
 
 #[test]
+fn each_shared_variable_ends_at_its_own_last_byte() {
+    let task = one_to_one(256, 1);
+    let source = |declaration: &str| {
+        format!(
+            "#include \"task.h\"\ntemplate <int N>\n__global__ void sum(const float* x, float* out) {{\n    {declaration}\n    s[threadIdx.x] = x[threadIdx.x];\n    \
+             __syncthreads();\n    out[0] = s[0] + ((size_t)s % 16 != 0);\n}}\n__global__ void k(TASK_PARAMETERS) {{\n    sum<256>(x, out);\n}}\nTASK_LAUNCH(k, 1, 256);\n"
+        )
+    };
+    for (declaration, bytes) in [
+        ("__shared__ __align__(16) float s[N - 2];", 1016),
+        ("alignas(16) volatile __shared__ float s[254];", 1016),
+        ("__shared__ alignas(32) float s[200], after[56]; after[0] = 0;", 800),
+    ] {
+        let fault = memory_fault(&source(declaration), &task);
+        let says = format!("bytes past the end of a shared variable of {bytes} bytes");
+        assert_fault(&fault, FaultKind::OutOfBounds, Some(5), &says);
+    }
+    let whole = source("__shared__ __align__(16) float s[N], after[3]; after[0] = 0;");
+    assert_eq!(to_floats(&output(Format::Kernel, &whole, &task)), whole_numbers(1));
+}
+
+#[test]
 fn null_pointers() {
     let task = one_to_one(4, 4);
     let source = "#include \"task.h\"\n__global__ void k(const float* x, float* out) {\n    float* p = x[0] < 100 ? nullptr : out;\n    p[threadIdx.x] = 1;\n}\nTASK_LAUNCH(k, 1, 4);\n";

@@ -128,16 +128,17 @@ namespace cuda_cpu {
 template <class T>
 CUDA_CPU_INLINE T* dynamic() { return reinterpret_cast<T*>(cuda_cpu_dynamic_shared); }
 
-// Static shared memory, one for each declaration (its variables are the members of `S`), with red zones around it.
+// A variable of static shared memory with red zones around it. `S` has the variables of its declaration as members, so that
+// its alignment is the declared one; `number` counts them.
 constexpr unsigned red_zone = 256;
-template <class S>
+template <class S, class T>
 struct __attribute__((aligned(256))) Padded {
     static_assert(sizeof(S) <= 48 * 1024, "too much static shared memory: a block has 48 KiB");
     unsigned char before[red_zone];
-    S value;
+    alignas(S) T value;
     unsigned char after[red_zone + 256];
-    Padded() { cuda_cpu_register_shared(&value, sizeof(S), red_zone); }
+    Padded() { cuda_cpu_register_shared((void*)&value, sizeof(T), red_zone); }
 };
-template <class S>
-struct Shared { static inline Padded<S> memory; };
+template <class S, class T, unsigned number>
+struct Shared { static inline Padded<S, T> memory; };
 }  // namespace cuda_cpu
