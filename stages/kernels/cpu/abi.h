@@ -48,6 +48,10 @@ void cuda_cpu_register_shared(void* begin, unsigned long long bytes, unsigned re
 void cuda_cpu_launch(const unsigned* grid, const unsigned* block, unsigned long long shared, void (*body)(void*), void* data);
 void cuda_cpu_opt_in(long long shared_bytes);
 
+// Copies and fills as the host code asks for them, which cannot itself reach the tensors.
+void cuda_cpu_copy(void* to, const void* from, unsigned long long bytes);
+void cuda_cpu_fill(void* to, int value, unsigned long long bytes);
+
 // Called by threads of a block. `caller` is where the candidate called an atomic operation, null where that was inlined.
 int cuda_cpu_barrier(int kind, int predicate);
 unsigned long long cuda_cpu_warp(int operation, unsigned mask, unsigned long long value, unsigned argument, unsigned width);

@@ -68,6 +68,8 @@ const char* verb(void* context) {
     if (inside_guard_of_stack(address))
         fault(Kind::Crash, {code}, "%s needs more than 512 KiB of stack", who.characters);
     Location at = locate(address);
+    if (at.where == Where::Inside && !in_kernel())
+        fault(Kind::Crash, {code}, "%s %s %s, which is memory of the device", who.characters, action, at.text.characters);
     if (at.where != Where::Nowhere)
         fault(Kind::OutOfBounds, {code}, "%s %s %s", who.characters, action, at.text.characters);
     if ((uintptr_t)address < 65536)

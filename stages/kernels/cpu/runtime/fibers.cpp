@@ -530,7 +530,9 @@ extern "C" unsigned long long cuda_cpu_warp(int operation, unsigned mask, unsign
 
 extern "C" void cuda_cpu_launch(const unsigned* grid, const unsigned* block, unsigned long long shared, void (*kernel)(void*),
                                 void* data) {
+    show_tensors();
     launch({grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared, kernel, data);
+    hide_tensors();
 }
 
 extern "C" void cuda_cpu_fence(int block_only) {

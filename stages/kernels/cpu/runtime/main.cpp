@@ -97,8 +97,11 @@ void run_one(const Registered& launch_of) {
         if (record->shared > dynamic_without_opt_in) cuda_cpu_opt_in(record->shared);
         launch({record->grid[0], record->grid[1], record->grid[2]}, {record->block[0], record->block[1], record->block[2]},
                record->shared, call_declared, nullptr);
-    } else if (int error = launch_of.call(pointers.data())) {
-        fault(Kind::Launch, {}, "launch returned cudaError_t %d", error);
+    } else {
+        hide_tensors();
+        int error = launch_of.call(pointers.data());
+        show_tensors();
+        if (error) fault(Kind::Launch, {}, "launch returned cudaError_t %d", error);
     }
 }
 

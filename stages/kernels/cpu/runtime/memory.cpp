@@ -62,6 +62,12 @@ __attribute__((optimize("no-tree-loop-distribute-patterns"))) void fill(char* be
     for (size_t i = words * sizeof pattern; i < bytes; i++) ((volatile char*)begin)[i] = (char)pattern;
 }
 
+// Each tensor has pages of its own.
+void protect_tensors(int protection) {
+    for (const Tensor& t : tensors())
+        if (t.begin && t.bytes) mprotect(t.begin, page_round(t.bytes), protection);
+}
+
 Location near_tensor(const char* address) {
     Location best{Where::Nowhere, {}};
     size_t nearest = gap;
@@ -130,6 +136,8 @@ void name_tensors(const char* names, const unsigned* element_bytes) {
 unsigned tensor_count() { return tensors().empty() ? 0 : (unsigned)tensors().size() - 1; }
 Tensor& tensor(unsigned index) { return tensors()[index]; }
 char* region_begin() { return region; }
+void hide_tensors() { protect_tensors(PROT_NONE); }
+void show_tensors() { protect_tensors(PROT_READ | PROT_WRITE); }
 size_t region_bytes() { return region_size; }
 
 void place_tensors(const size_t* bytes, unsigned count) {
@@ -146,10 +154,10 @@ void place_tensors(const size_t* bytes, unsigned count) {
     for (unsigned i = 0; i < count; i++) {
         Tensor& t = tensor(i);
         t.begin = at, t.bytes = bytes[i];
-        if (bytes[i]) mprotect(at, page_round(bytes[i]), PROT_READ | PROT_WRITE);
         GUARD(at + bytes[i], page_round(bytes[i]) - bytes[i]);
         at += page_round(bytes[i]) + gap;
     }
+    show_tensors();
     race_region_placed();
 }
 
@@ -188,6 +196,18 @@ extern "C" void cuda_cpu_register_shared(void* begin, unsigned long long bytes, 
     runtime::shared_variables().push_back({(char*)begin, bytes});
     GUARD((char*)begin - red_zone, red_zone);
     GUARD((char*)begin + bytes, red_zone);
+}
+
+extern "C" void cuda_cpu_copy(void* to, const void* from, unsigned long long bytes) {
+    if (!runtime::in_kernel()) runtime::show_tensors();
+    memmove(to, from, bytes);
+    if (!runtime::in_kernel()) runtime::hide_tensors();
+}
+
+extern "C" void cuda_cpu_fill(void* to, int value, unsigned long long bytes) {
+    if (!runtime::in_kernel()) runtime::show_tensors();
+    memset(to, value, bytes);
+    if (!runtime::in_kernel()) runtime::hide_tensors();
 }
 
 extern "C" void cuda_cpu_opt_in(long long bytes) {

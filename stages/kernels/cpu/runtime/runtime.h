@@ -42,6 +42,9 @@ unsigned tensor_count();
 // Lays the tensors and the scratch buffer (the last) out, each with inaccessible memory around it.
 void place_tensors(const size_t* bytes, unsigned count);
 Tensor& tensor(unsigned index);
+// While a candidate's host function runs, tensors and scratch buffer are out of its reach, as a GPU's memory is.
+void hide_tensors();
+void show_tensors();
 char* region_begin();
 size_t region_bytes();
 void begin_launch_memory(size_t dynamic_bytes);

@@ -470,15 +470,27 @@ fn before_colons(source: &str, tokens: &[Token], position: usize) -> Option<usiz
     if colons { first.checked_sub(1) } else { None }
 }
 
-/// Whether arguments may do something, so that they must not be evaluated by each thread: they count, assign or call.
+/// Whether arguments may do something, so that they must not be evaluated by each thread: they count, assign or call, or
+/// follow a pointer, which the host must be able to.
 fn evaluate_once(source: &str, arguments: &[Token]) -> bool {
     arguments.windows(2).any(|pair| {
         let (first, second) = (text(source, &pair[0]), text(source, &pair[1]));
         let adjacent = pair[0].range.end == pair[1].range.start;
         let counts = adjacent && first == second && matches!(first, "+" | "-");
-        let calls = second == "(" && pair[0].kind == Kind::Word && first != "sizeof";
+        let calls = matches!(second, "(" | "{") && pair[0].kind == Kind::Word && first != "sizeof";
+        let follows = second == "[" || (adjacent && first == "-" && second == ">");
         let assigns = second == "=" && !(adjacent && matches!(first, "=" | "<" | ">" | "!"));
-        counts || calls || assigns
+        counts || calls || assigns || follows
+    }) || has_dereference(source, arguments)
+}
+
+/// Whether a `*` stands where no product can.
+fn has_dereference(source: &str, arguments: &[Token]) -> bool {
+    let mut before = "(";
+    arguments.iter().any(|token| {
+        let found = text(source, token) == "*" && matches!(before, "(" | ")" | "," | "+" | "-" | "*" | "/" | "?" | ":");
+        before = text(source, token);
+        found
     })
 }
 
@@ -556,6 +568,20 @@ mod tests {
             "k<<<1, 2>>>(p++, next());",
             "cuda_cpu::configure(1, 2) << cuda_cpu::bind([=](auto... values) { k(values...); }, p++, next());",
         );
+        for followed in ["x[0]", "3, *p", "(float)*p", "state->n", "Pair{p}"] {
+            rewritten(
+                &format!("k<<<1, 2>>>({followed});"),
+                &format!(
+                    "cuda_cpu::configure(1, 2) << cuda_cpu::bind([=](auto... values) {{ k(values...); }}, {followed});"
+                ),
+            );
+        }
+        for plain in ["n * 4", "(float*)x", "x, {1, 2}"] {
+            rewritten(
+                &format!("k<<<1, 2>>>({plain});"),
+                &format!("cuda_cpu::configure(1, 2) << [=]() {{ k({plain}); }};"),
+            );
+        }
     }
 
     #[test]

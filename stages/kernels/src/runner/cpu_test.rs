@@ -534,6 +534,41 @@ fn a_host_function_launches_templates() {
 }
 
 #[test]
+fn host_code_does_not_reach_the_devices_memory() {
+    let task = one_to_one(1000, 1000);
+    let source = |body: &str| {
+        format!(
+            "#include <algorithm>\n#include \"task.h\"\n__global__ void k(const float* x, float* out, float factor) {{\n    \
+             int i = blockIdx.x * 250 + threadIdx.x;\n    out[i] = x[i] * factor;\n}}\nTASK_SCRATCH(64)\n\
+             extern \"C\" cudaError_t launch(TASK_PARAMETERS, void* scratch, cudaStream_t stream) {{\n    {body}\n    return cudaGetLastError();\n}}\n"
+        )
+    };
+    for (body, verb, place) in [
+        ("for (int i = 0; i < 1000; i++) out[i] = x[i] > 0 ? x[i] : 0;", "reads", "x[0]"),
+        ("k<<<4, 250, 0, stream>>>(x, out, 2); out[7] = 1;", "writes", "out[7]"),
+        ("cudaMemsetAsync(out, 0, 4000, stream); *out = 1;", "writes", "out[0]"),
+        ("k<<<4, 250, 0, stream>>>(x, out, x[3]);", "reads", "x[3]"),
+        ("((char*)scratch)[60] = 1;", "writes", "the scratch buffer[60]"),
+    ] {
+        for fault in faults(Format::Launch, &source(body), &task) {
+            let says = format!("the host function {verb} {place}, which is memory of the device");
+            assert_fault(&fault.expect("a fault"), FaultKind::Crash, Some(9), &says);
+        }
+    }
+    // In a function of a library there is no line.
+    for fault in faults(Format::Launch, &source("std::copy(x, x + 1000, out);"), &task) {
+        assert!(fault.expect("a fault").message.contains("which is memory of the device"));
+    }
+    let copies = "float some[250];\n    k<<<4, 250, 0, stream>>>(x, out, 2);\n    \
+                  cudaMemcpyAsync(some, out, 1000, cudaMemcpyDeviceToHost, stream);\n    some[0] = 5;\n    \
+                  cudaMemcpyAsync(scratch, some, 64, cudaMemcpyHostToDevice, stream);\n    \
+                  cudaMemcpyAsync(out, scratch, 64, cudaMemcpyDeviceToDevice, stream);\n    cudaMemsetAsync(out + 999, 0, 4);";
+    let mut expected = whole_numbers(1000).iter().map(|x| x * 2.0).collect::<Vec<_>>();
+    (expected[0], expected[999]) = (5.0, 0.0);
+    assert_eq!(to_floats(&output(Format::Launch, &source(copies), &task)), expected);
+}
+
+#[test]
 fn an_error_of_the_host_function_is_a_fault() {
     let task = one_to_one(1000, 1000);
     let source = LAUNCHED.replace("cursor == out + 1", "cursor == out");

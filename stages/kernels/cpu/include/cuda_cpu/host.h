@@ -45,12 +45,12 @@ CUDA_CPU_INLINE cudaError_t cudaGetLastError() { return cudaSuccess; }
 CUDA_CPU_INLINE cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
 CUDA_CPU_INLINE cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 CUDA_CPU_INLINE cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-CUDA_CPU_INLINE cudaError_t cudaMemset(void* to, int value, size_t bytes) { return memset(to, value, bytes), cudaSuccess; }
+CUDA_CPU_INLINE cudaError_t cudaMemset(void* to, int value, size_t bytes) { return cuda_cpu_fill(to, value, bytes), cudaSuccess; }
 CUDA_CPU_INLINE cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t = nullptr) {
     return cudaMemset(to, value, bytes);
 }
 CUDA_CPU_INLINE cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
-    return memmove(to, from, bytes), cudaSuccess;
+    return cuda_cpu_copy(to, from, bytes), cudaSuccess;
 }
 CUDA_CPU_INLINE cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr) {
     return cudaMemcpy(to, from, bytes, kind);
@@ -58,7 +58,7 @@ CUDA_CPU_INLINE cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t b
 template <class T>
 CUDA_CPU_INLINE cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t bytes, size_t offset = 0,
                                                cudaMemcpyKind = cudaMemcpyHostToDevice) {
-    return memcpy((char*)&symbol + offset, from, bytes), cudaSuccess;
+    return cuda_cpu_copy((char*)&symbol + offset, from, bytes), cudaSuccess;
 }
 template <class T>
 CUDA_CPU_INLINE cudaError_t cudaMemcpyToSymbolAsync(T& symbol, const void* from, size_t bytes, size_t offset,
