@@ -58,6 +58,7 @@ unsigned long long cuda_cpu_warp(int operation, unsigned mask, unsigned long lon
 void cuda_cpu_fence(int block_only);
 void cuda_cpu_atomic(const volatile void* address, unsigned bytes, void* caller);
 void cuda_cpu_atomic_changed_nothing(const volatile void* address, void* caller);
+long cuda_cpu_clock();
 [[noreturn]] void cuda_cpu_trap();
 
 extern unsigned char cuda_cpu_dynamic_shared[];

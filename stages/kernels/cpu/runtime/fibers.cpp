@@ -563,6 +563,11 @@ extern "C" void cuda_cpu_atomic_changed_nothing(const volatile void* address, vo
     wait();
 }
 
+extern "C" long cuda_cpu_clock() {
+    static long ticks;
+    return ticks += 100;
+}
+
 extern "C" void cuda_cpu_trap() {
     fault(Kind::Crash, {CALLER}, "%s called __trap", current_thread().characters);
 }

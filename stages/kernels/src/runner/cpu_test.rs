@@ -966,6 +966,18 @@ TASK_LAUNCH(k, 4, 1);
     }
 }
 
+#[test]
+fn the_headers_of_c_and_its_clock_beside_the_devices() {
+    let task = one_to_one(64, 64);
+    for header in ["chrono", "iostream", "complex", "ctime", "time.h", "thread", "cstdio"] {
+        let source = format!(
+            "#include <{header}>\n#include \"task.h\"\n__global__ void k(const float* x, float* out) {{\n    clock_t begin = clock();\n    \
+             long long wide = clock64();\n    __syncthreads();\n    out[threadIdx.x] = clock() > begin && clock64() > wide;\n}}\nTASK_LAUNCH(k, 1, 64);\n"
+        );
+        assert_eq!(to_floats(&output(Format::Kernel, &source, &task)), [1.0; 64], "{header}");
+    }
+}
+
 /// A thread that never waits costs less than 50 ns. `cargo test -- --ignored --nocapture speed` shows all figures.
 #[test]
 #[ignore = "on a busy machine times say nothing"]

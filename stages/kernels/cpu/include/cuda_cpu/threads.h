@@ -111,11 +111,10 @@ CUDA_CPU_STORE(__stcs)
 CUDA_CPU_STORE(__stwt)
 #undef CUDA_CPU_STORE
 
-CUDA_CPU_INLINE long long clock64() {
-    static long long ticks;
-    return ticks += 100;
-}
-CUDA_CPU_INLINE int clock() { return (int)clock64(); }
+// The name and the type of C's, as in CUDA, so that <time.h> and <ctime> may follow; the function is the device's.
+typedef long clock_t;
+extern "C" clock_t clock() noexcept __asm__("cuda_cpu_clock");
+CUDA_CPU_INLINE long long clock64() { return clock(); }
 CUDA_CPU_INLINE void __nanosleep(unsigned) {}
 [[noreturn]] CUDA_CPU_INLINE void __trap() { cuda_cpu_trap(); }
 CUDA_CPU_INLINE void __brkpt() {}
