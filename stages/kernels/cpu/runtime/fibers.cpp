@@ -69,6 +69,16 @@ unsigned waiters[most_threads], arrived, votes;
 int barrier_votes, barrier_size;
 unsigned thread_count, alive, current;
 
+// What a thread's last atomic operation that changed nothing was about.
+struct Asked {
+    const void* place;
+    unsigned char seen[16];
+    unsigned times;
+};
+Asked asked[most_threads];
+unsigned atomic_bytes;
+unsigned turns, turns_before;  // how often a turn was given away since a thread did something else than ask
+
 void (*body)(void*);
 void* body_data;
 uint64_t block_total, blocks_begun, block_number, block_stride;
@@ -232,12 +242,12 @@ Text what_it_does(unsigned thread) {
             if (!(thread.mask & warps[t / lanes].live & 1u << lane)) continue;
             if (threads[other].wait == Wait::Warp && threads[other].mask == thread.mask &&
                 threads[other].operation == thread.operation) continue;
-            fault(Kind::Deadlock, {thread.caller}, "deadlock: %s waits in %s with mask 0x%08x for lane %u, which %s",
+            fault(Kind::Deadlock, {thread.caller}, "%s waits in %s with mask 0x%08x for lane %u, which %s",
                   coordinates(index_of[t], blockIdx).characters, operation_name(thread.operation), thread.mask, lane,
                   what_it_does(other).characters);
         }
     }
-    fault(Kind::Deadlock, {}, "deadlock: %u threads of block (%u,%u,%u) wait for threads that never come", alive, blockIdx.x,
+    fault(Kind::Deadlock, {}, "%u threads of block (%u,%u,%u) wait for threads that never come", alive, blockIdx.x,
           blockIdx.y, blockIdx.z);
 }
 
@@ -349,6 +359,7 @@ unsigned pick() {
 
 void end_of_thread() {
     race_thread_leaves();
+    turns = 0;
     Warp& warp = warps[current / lanes];
     alive--;
     warp.live &= ~(1u << current % lanes);
@@ -504,6 +515,7 @@ extern "C" int cuda_cpu_barrier(int kind, int predicate) {
     if (!active) fault(Kind::Crash, {CALLER}, "__syncthreads outside a kernel");
     threads[current].wait = Wait::Barrier;
     threads[current].caller = CALLER;
+    turns = 0;
     waiters[arrived++] = current;
     votes += (unsigned)predicate;
     if (arrived == alive) release_barrier();
@@ -521,6 +533,7 @@ extern "C" unsigned long long cuda_cpu_warp(int operation, unsigned mask, unsign
         fault(Kind::Deadlock, {caller}, "%s calls %s with mask 0x%08x, which leaves out its own lane %u",
               current_thread().characters, operation_name(operation), mask, current % lanes);
     Thread& thread = threads[current];
+    turns = 0;
     thread = {Wait::Warp, operation, mask, argument, width, value, 0, caller};
     warps[warp].waiting |= own;
     if (operation != CUDA_CPU_ACTIVE) try_group(warp, operation, mask);
@@ -540,27 +553,40 @@ extern "C" void cuda_cpu_fence(int block_only) {
 }
 
 extern "C" void cuda_cpu_atomic(const volatile void* address, unsigned bytes, void* caller) {
-    if (active) race_atomic((const void*)address, bytes, (const char*)caller - 1);
+    if (!active) return;
+    atomic_bytes = bytes;
+    turns_before = turns, turns = 0;
+    race_atomic((const void*)address, bytes, (const char*)caller - 1);
 }
 
-// A thread that asks for one place again and again waits for another thread to change it: others of its block get a turn
-// now and then. If that does not help, it waits for another block, and blocks run one after the other here.
+// A thread that asks for one place again and again may wait for another thread to change it: others of its block get a turn
+// now and then. If for a long time no thread does anything but ask and finds what it has found before, then no thread of the
+// block changes the place. Another block may, but blocks run one after the other here.
 extern "C" void cuda_cpu_atomic_changed_nothing(const volatile void* address, void* caller) {
-    constexpr unsigned patience = 1000, most_turns = 100000;
-    static const volatile void* asked;
-    static unsigned asker, times, turns;
+    constexpr unsigned patience = 1000, most_turns = 30000;
     if (!active) return;
-    bool again = asked == address && asker == current;
-    times = again ? times + 1 : 1;
-    turns = asked == address ? turns : 0;
-    asked = address, asker = current;
-    if (times < patience) return;
-    times = 0;
-    if (++turns > most_turns || !ready_count)
-        fault(Kind::Unsupported, {caller ? (const char*)caller - 1 : CALLER}, "%s waits for another block to change a place in memory; the CPU device runs one block "
+    const void* place = (const void*)address;
+    Asked& last = asked[current];
+    if (last.place == place && !memcmp(last.seen, place, atomic_bytes)) {
+        turns = turns_before;
+    } else {
+        last.place = place, last.times = 0;
+        memcpy(last.seen, place, atomic_bytes);
+    }
+    if (++last.times < patience) return;
+    last.times = 0;
+    if (++turns <= most_turns) {
+        if (!ready_count) return;
+        make_ready(current);
+        return wait();
+    }
+    const void* code = caller ? (const char*)caller - 1 : CALLER;
+    if (block_total > 1 && !in_shared_memory(place))
+        fault(Kind::Unsupported, {code}, "%s waits for another block to change a place in memory; the CPU device runs one block "
               "after the other", current_thread().characters);
-    make_ready(current);
-    wait();
+    Location at = locate(place);
+    fault(Kind::Deadlock, {code}, "%s waits for %s, which no thread changes", current_thread().characters,
+          at.where == Where::Inside ? at.text.characters : "a device variable");
 }
 
 extern "C" long cuda_cpu_clock() {

@@ -184,6 +184,8 @@ void for_each_shared_variable(void (*visit)(char* begin, size_t bytes)) {
     for (const Shared& s : shared_variables()) visit(s.begin, s.bytes);
 }
 
+bool in_shared_memory(const void* address) { return near_shared((const char*)address).where == Where::Inside; }
+
 Location locate(const void* address) {
     Location location = near_shared((const char*)address);
     if (location.where == Where::Nowhere) location = near_tensor((const char*)address);

@@ -134,7 +134,7 @@ Text who(const Access& a) {
               at.text.characters);
     bool same_block = earlier.interval >= block_begin;
     fault(Kind::Race, {(const void*)(uintptr_t)own.code, 0, (const void*)(uintptr_t)earlier.code},
-          "race: %s %s %s that %s %s, with %s between", who(own).characters, own_writes ? "writes" : "reads",
+          "%s %s %s that %s %s, with %s between", who(own).characters, own_writes ? "writes" : "reads",
           at.where == Where::Inside ? at.text.characters : "a device variable", who(earlier).characters,
           earlier_wrote ? "wrote" : "read", same_block ? "no barrier" : "nothing");
 }

@@ -54,6 +54,7 @@ void for_each_shared_variable(void (*visit)(char* begin, size_t bytes));
 enum class Where { Inside, Outside, Nowhere };
 struct Location { Where where; Text text; };
 Location locate(const void* address);
+bool in_shared_memory(const void* address);
 
 // fibers.cpp.
 void launch(const uint3& grid, const uint3& block, size_t shared, void (*body)(void*), void* data);

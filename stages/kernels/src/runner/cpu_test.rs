@@ -967,6 +967,65 @@ TASK_LAUNCH(k, 4, 1);
 }
 
 #[test]
+fn a_wait_that_no_thread_ends_is_a_deadlock() {
+    let task = one_to_one(4, 4);
+    let source = |place: &str, lock: &str, blocks: u32| {
+        format!(
+            "#include \"task.h\"\n__device__ int global = 1;\nTASK_SCRATCH(8)\n__global__ void k(const float* x, float* out, int* scratch) {{\n    {place}\n    \
+             {lock} = 1;\n    __syncthreads();\n    while (atomicCAS(&{lock}, 0, 1) != 0) {{}}\n    out[blockIdx.x] = 1;\n}}\nTASK_LAUNCH(k, {blocks}, 64, 8);\n"
+        )
+    };
+    for (place, lock, blocks, waits) in [
+        ("__shared__ int lock;", "lock", 4, "waits for byte 0 of shared memory, which no thread changes"),
+        ("extern __shared__ int s[];", "s[1]", 4, "waits for byte 4 of dynamic shared memory, which no"),
+        ("", "global", 1, "waits for a device variable, which no thread changes"),
+        ("", "scratch[1]", 1, "waits for the scratch buffer[4], which no thread changes"),
+    ] {
+        let (_folder, built) = build(Format::Kernel, &source(place, lock, blocks), &task);
+        for program in programs(&built.expect("it compiles")) {
+            let fault = run(program, &task, 8, Duration::from_secs(20)).expect_err("it waits");
+            assert_fault(&fault, FaultKind::Deadlock, Some(8), waits);
+        }
+    }
+}
+
+/// The waits of each end only after many turns of the others.
+#[test]
+fn long_waits_within_a_block_end() {
+    let task = one_to_one(512, 3);
+    let source = r#"#include "task.h"
+__global__ void k(const float* x, float* out) {
+    __shared__ int next, serving, flag, total, largest;
+    int t = threadIdx.x;
+    if (t == 0) next = serving = flag = total = 0, largest = 100;
+    __syncthreads();
+    for (int round = 0; round < 2; round++) {
+        int ticket = atomicAdd(&next, 1);
+        while (atomicAdd(&serving, 0) != ticket) {}
+        total++;
+        __threadfence_block();
+        atomicAdd(&serving, 1);
+    }
+    __syncthreads();
+    if (t < 2)
+        for (int round = 0; round < 500; round++) {
+            while (atomicAdd(&flag, 0) != t) {}
+            *(volatile int*)&flag = 1 - t;
+        }
+    for (int i = 0; i < 5000; i++) atomicMax(&largest, (int)x[t]);
+    __syncthreads();
+    if (t == 0) out[0] = total, out[1] = flag, out[2] = largest;
+}
+TASK_LAUNCH(k, 1, 512);
+"#;
+    let (_folder, built) = build(Format::Kernel, source, &task);
+    let built = built.expect("it compiles");
+    let [memory, _] = programs(&built);
+    let output = run(memory, &task, 0, Duration::from_secs(60)).expect("no fault");
+    assert_eq!(to_floats(&output), [1024.0, 0.0, 100.0]);
+}
+
+#[test]
 fn the_headers_of_c_and_its_clock_beside_the_devices() {
     let task = one_to_one(64, 64);
     for header in ["chrono", "iostream", "complex", "ctime", "time.h", "thread", "cstdio"] {
