@@ -163,9 +163,11 @@ extern "C" void __asan_on_error() {
     const void* code = (const char*)__asan_get_report_pc() - 1;
     if (!address) return;
     char action[48];
-    snprintf(action, sizeof action, "%s %zu bytes:", __asan_get_report_access_type() ? "writes" : "reads",
-             __asan_get_report_access_size());
+    size_t bytes = __asan_get_report_access_size();
+    snprintf(action, sizeof action, "%s %zu bytes:", __asan_get_report_access_type() ? "writes" : "reads", bytes);
     if (locate(address).where == Where::Outside) bad_address(address, code, action);
+    Text past = overhang(address, bytes);
+    if (*past.characters) fault(Kind::OutOfBounds, {code}, "%s %s %s", current_thread().characters, action, past.characters);
     fault(Kind::OutOfBounds, {code}, "%s %s %s", current_thread().characters, action, what_asan_calls(__asan_get_report_description()));
 }
 

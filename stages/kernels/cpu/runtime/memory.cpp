@@ -184,6 +184,21 @@ void for_each_shared_variable(void (*visit)(char* begin, size_t bytes)) {
     for (const Shared& s : shared_variables()) visit(s.begin, s.bytes);
 }
 
+Text overhang(const void* address, size_t bytes) {
+    Text text = {};
+    const char* from = (const char*)address;
+    auto measure = [&](const char* begin, size_t size, const char* name) {
+        const char* end = begin + size;
+        if (from >= begin && from < end && bytes > (size_t)(end - from))
+            snprintf(text.characters, sizeof text.characters, "%zu of them past the end of %s", bytes - (size_t)(end - from), name);
+    };
+    for (const Tensor& t : tensors())
+        if (t.begin) measure(t.begin, t.bytes, t.name);
+    for (const Shared& s : shared_variables()) measure(s.begin, s.bytes, "a shared variable");
+    measure((const char*)cuda_cpu_dynamic_shared, dynamic_size, "dynamic shared memory");
+    return text;
+}
+
 bool in_shared_memory(const void* address) { return near_shared((const char*)address).where == Where::Inside; }
 
 Location locate(const void* address) {

@@ -54,6 +54,8 @@ void for_each_shared_variable(void (*visit)(char* begin, size_t bytes));
 enum class Where { Inside, Outside, Nowhere };
 struct Location { Where where; Text text; };
 Location locate(const void* address);
+// `8 of them past the end of x`, of an access that begins inside; empty where it ends inside too.
+Text overhang(const void* address, size_t bytes);
 bool in_shared_memory(const void* address);
 
 // fibers.cpp.

@@ -692,6 +692,29 @@ fn each_shared_variable_ends_at_its_own_last_byte() {
 }
 
 #[test]
+fn vectors_that_reach_over_the_end() {
+    let task = one_to_one(1002, 1002);
+    let source = |body: &str| {
+        format!(
+            "#include \"task.h\"\n__global__ void k(const float* x, float* out) {{\n    int i = threadIdx.x;\n    {body}\n}}\nTASK_LAUNCH(k, 1, 251, 40);\n"
+        )
+    };
+    let told = |body: &str, says: &str| {
+        assert_fault(&memory_fault(&source(body), &task), FaultKind::OutOfBounds, Some(4), says);
+    };
+    told("((float4*)out)[i] = float4{0, 0, 0, 0};", "writes 16 bytes: 8 of them past the end of out");
+    told("((float4*)out)[i % 250] = ((const float4*)x)[i];", "reads 16 bytes: 8 of them past the end of x");
+    told(
+        "__shared__ alignas(16) float s[9]; ((float4*)s)[2] = ((const float4*)x)[i % 250];",
+        "writes 16 bytes: 12 of them past the end of a shared variable",
+    );
+    told(
+        "extern __shared__ alignas(16) float s[]; ((float4*)s)[2] = ((const float4*)x)[i % 250];",
+        "writes 16 bytes: 8 of them past the end of dynamic shared memory",
+    );
+}
+
+#[test]
 fn null_pointers() {
     let task = one_to_one(4, 4);
     let source = "#include \"task.h\"\n__global__ void k(const float* x, float* out) {\n    float* p = x[0] < 100 ? nullptr : out;\n    p[threadIdx.x] = 1;\n}\nTASK_LAUNCH(k, 1, 4);\n";
