@@ -417,10 +417,14 @@ impl Launch {
         let end = tokens[self.arguments.end].range.end;
         let before = tokens[self.open].range.start..opened.start;
         if evaluate_once(source, arguments) {
-            let text = format!("cuda_cpu::configure({configuration}) << cuda_cpu::bind([=](auto... values) {{ ");
-            edits.push(Edit { range: start..start, text });
+            let before_kernel =
+                format!("cuda_cpu::configure({configuration}) << cuda_cpu::bind([=](auto... values) {{ ");
+            edits.push(Edit { range: start..start, text: before_kernel });
             edits.push(Edit { range: kernel_end..before.start, text: String::new() });
             edits.push(Edit { range: before.start..opened.end, text: "(values...); }, ".to_owned() });
+            // A pointer only where it is written; as a value it is a number.
+            let nulls = arguments.iter().filter(|token| text(source, token) == "NULL");
+            edits.extend(nulls.map(|token| Edit { range: token.range.clone(), text: "nullptr".to_owned() }));
         } else {
             let text = format!("cuda_cpu::configure({configuration}) << [=]() {{ ");
             edits.push(Edit { range: start..start, text });
@@ -567,6 +571,10 @@ mod tests {
         rewritten(
             "k<<<1, 2>>>(p++, next());",
             "cuda_cpu::configure(1, 2) << cuda_cpu::bind([=](auto... values) { k(values...); }, p++, next());",
+        );
+        rewritten(
+            "k<<<1, 2>>>(x[0], NULL);",
+            "cuda_cpu::configure(1, 2) << cuda_cpu::bind([=](auto... values) { k(values...); }, x[0], nullptr);",
         );
         for followed in ["x[0]", "3, *p", "(float)*p", "state->n", "Pair{p}"] {
             rewritten(

@@ -215,7 +215,10 @@ fn a_missing_barrier_is_a_race() {
     let fault = race_fault(&without_first, &task);
     assert_eq!(fault.kind, FaultKind::Race);
     assert!(matches!(fault.line, Some(5 | 8)), "{fault:?}");
-    assert!(fault.message.contains("of shared memory that thread"), "{fault:?}");
+    assert!(
+        fault.message.starts_with("thread (") && fault.message.contains("of shared memory that thread"),
+        "{fault:?}"
+    );
     assert!(fault.message.contains("(there: line "), "{fault:?}");
     let without_second = BLOCK_SUM.replace("        __syncthreads();\n", "\n");
     assert_eq!(race_fault(&without_second, &task).kind, FaultKind::Race);
@@ -743,6 +746,7 @@ TASK_LAUNCH(k, 1, 32);
 "#;
     let fault = memory_fault(source, &task);
     assert_fault(&fault, FaultKind::Deadlock, Some(4), "for lane 16, which waits in __syncthreads");
+    assert!(fault.message.starts_with("thread ("), "its kind is told beside it: {fault:?}");
 }
 
 #[test]
