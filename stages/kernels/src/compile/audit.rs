@@ -45,7 +45,7 @@ fn called(symbol: &str) -> String {
 }
 
 /// Why a symbol is refused: parts of names, and the reason for any that has one of them.
-const REASONS: [(&str, &str); 6] = [
+const REASONS: [(&str, &str); 7] = [
     ("Managed cudaMemPrefetch cudaMemAdvise", "managed memory can take a whole host's GPUs out of service"),
     ("Multicast", "NVLink multicast can take a whole host's GPUs out of service"),
     ("Ipc cudaMemPool cudaMemExport cudaMemImport cudaImport", "memory is not shared with other processes"),
@@ -54,6 +54,7 @@ const REASONS: [(&str, &str); 6] = [
         "cudaStreamCreate cudaStreamBegin cudaGraph cudaEvent cudaLaunchHostFunc cudaStreamAddCallback",
         "all work goes on the stream that launch is given",
     ),
+    ("cudaMemcpy cudaMemset", "copies and fills end in Async and name the stream that launch is given"),
     ("cudaGetDriverEntryPoint dlopen dlsym dlmopen", "functions are called by their names"),
 ];
 
@@ -63,7 +64,8 @@ const REACHES_OUT: &str = "system popen fork clone exec posix_spawn socket conne
 
 /// What is wrong with a name of CUDA's own that no candidate may use.
 pub fn refusal_of_cuda(name: &str) -> Option<String> {
-    let reason = name.starts_with("cuda").then(|| known_reason(name)).flatten()?;
+    let is_refused = name.starts_with("cuda") && !is_allowed(name);
+    let reason = is_refused.then(|| known_reason(name)).flatten()?;
     Some(format!("{name} is refused: {reason}"))
 }
 

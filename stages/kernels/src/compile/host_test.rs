@@ -118,6 +118,14 @@ fn what_is_refused_on_a_gpu_is_not_merely_lacking() {
     let source = "#include \"task.h\"\nextern \"C\" cudaError_t launch(TASK_PARAMETERS, void*, cudaStream_t) {\n    void* p;\n    return cudaMalloc(&p, 4);\n}\n";
     let Err(CompileFailure::Source(errors)) = build_as(Format::Launch, source) else { panic!("it allocates") };
     assert_eq!(shown(&errors), ["4:12 cudaMalloc is refused: memory comes from TASK_SCRATCH(bytes)"]);
+    let copy = source.replace("cudaMalloc(&p, 4)", "cudaMemcpy(p, out, 4, cudaMemcpyDefault)");
+    let Err(CompileFailure::Source(errors)) = build_as(Format::Launch, &copy) else { panic!("it copies at once") };
+    let reason = "copies and fills end in Async and name the stream that launch is given";
+    assert_eq!(shown(&errors), [format!("4:12 cudaMemcpy is refused: {reason}")]);
+    // What a GPU offers and this device doesn't stays that.
+    let wide = source.replace("cudaMalloc(&p, 4)", "cudaMemcpy2DAsync(p, 4, out, 4, 4, 1, cudaMemcpyDefault, 0)");
+    let Err(CompileFailure::Unsupported(lacking)) = build_as(Format::Launch, &wide) else { panic!("it is there") };
+    assert_eq!(lacking.message, "the CPU device does not support `cudaMemcpy2DAsync`");
 }
 
 #[test]

@@ -45,25 +45,17 @@ CUDA_CPU_INLINE cudaError_t cudaGetLastError() { return cudaSuccess; }
 CUDA_CPU_INLINE cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
 CUDA_CPU_INLINE cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 CUDA_CPU_INLINE cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-CUDA_CPU_INLINE cudaError_t cudaMemset(void* to, int value, size_t bytes) { return cuda_cpu_fill(to, value, bytes), cudaSuccess; }
+// Copies and fills without a stream of their own are refused, as for a GPU.
 CUDA_CPU_INLINE cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t = nullptr) {
-    return cudaMemset(to, value, bytes);
+    return cuda_cpu_fill(to, value, bytes), cudaSuccess;
 }
-CUDA_CPU_INLINE cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+CUDA_CPU_INLINE cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t = nullptr) {
     return cuda_cpu_copy(to, from, bytes), cudaSuccess;
-}
-CUDA_CPU_INLINE cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr) {
-    return cudaMemcpy(to, from, bytes, kind);
-}
-template <class T>
-CUDA_CPU_INLINE cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t bytes, size_t offset = 0,
-                                               cudaMemcpyKind = cudaMemcpyHostToDevice) {
-    return cuda_cpu_copy((char*)&symbol + offset, from, bytes), cudaSuccess;
 }
 template <class T>
 CUDA_CPU_INLINE cudaError_t cudaMemcpyToSymbolAsync(T& symbol, const void* from, size_t bytes, size_t offset,
-                                                    cudaMemcpyKind kind, cudaStream_t = nullptr) {
-    return cudaMemcpyToSymbol(symbol, from, bytes, offset, kind);
+                                                    cudaMemcpyKind, cudaStream_t = nullptr) {
+    return cuda_cpu_copy((char*)&symbol + offset, from, bytes), cudaSuccess;
 }
 template <class T>
 CUDA_CPU_INLINE cudaError_t cudaGetSymbolAddress(void** address, T& symbol) { return *address = (void*)&symbol, cudaSuccess; }
