@@ -8,12 +8,6 @@
 #include <stdint.h>
 #endif
 
-#if defined(__CUDACC__)
-#define TASK_BOTH __host__ __device__
-#else
-#define TASK_BOTH
-#endif
-
 namespace task_internal {
 template <class... T> struct List {};
 template <class A, class B> constexpr bool same = false;
@@ -65,26 +59,9 @@ struct Launch {
     unsigned grid[3], block[3], shared, arguments, line;
 };
 
-struct Size {
-    long long x, y, z;
-};
-template <class T> constexpr bool is_size = T(1) / T(2) == T(0);
-template <> inline constexpr bool is_size<dim3> = true;
-template <> inline constexpr bool is_size<const dim3> = true;
-template <class T> constexpr bool is_size<T&> = is_size<T>;
-template <class T> TASK_BOTH constexpr Size size(T x) { return Size{(long long)x, 1, 1}; }
-TASK_BOTH constexpr Size size(dim3 all) { return Size{all.x, all.y, all.z}; }
-
-TASK_BOTH constexpr bool grid_fits(Size s) {
-    return s.x > 0 && s.y > 0 && s.z > 0 && s.x <= 0x7fffffff && s.y <= 65535 && s.z <= 65535;
-}
-TASK_BOTH constexpr bool block_fits(Size s) {
-    return s.x > 0 && s.y > 0 && s.z > 0 && s.x <= 1024 && s.y <= 1024 && s.z <= 64 && s.x * s.y * s.z <= 1024;
-}
-
 template <unsigned length>
-TASK_BOTH constexpr Launch launch(const char (&kernel)[length], Size grid, Size block, long long shared, unsigned arguments,
-                                  unsigned line) {
+TASK_CONSTEXPR Launch launch(const char (&kernel)[length], Size grid, Size block, long long shared, unsigned arguments,
+                             unsigned line) {
     static_assert(length <= 64, "a kernel's name has at most 63 letters");
     Launch all{};
     for (unsigned i = 0; i < length; ++i) all.kernel[i] = kernel[i];
@@ -101,13 +78,7 @@ TASK_BOTH constexpr Launch launch(const char (&kernel)[length], Size grid, Size 
 #define TASK_LAUNCH_3(kernel, grid, block) TASK_LAUNCH_4(kernel, grid, block, 0)
 #define TASK_LAUNCH_4(kernel, grid, block, shared)                                                                                \
     TASK_CHECK_KERNEL(kernel);                                                                                                    \
-    static_assert(task_internal::is_size<decltype(grid)> && task_internal::is_size<decltype(block)>,                              \
-                  "TASK_LAUNCH(" #kernel "): a grid or a block is an integer or a dim3");                                         \
-    static_assert(task_internal::grid_fits(task_internal::size(grid)),                                                            \
-                  "TASK_LAUNCH(" #kernel "): a grid has 1 to 2147483647 blocks in x, 1 to 65535 in y and in z");                  \
-    static_assert(task_internal::block_fits(task_internal::size(block)),                                                          \
-                  "TASK_LAUNCH(" #kernel "): a block has 1 to 1024 threads, at most 64 of them in z");                            \
-    static_assert((shared) >= 0 && (shared) <= 232448, "TASK_LAUNCH(" #kernel "): a block has at most 232448 bytes of shared memory"); \
+    TASK_CHECK_SIZES(kernel, grid, block, shared);                                                                                \
     extern "C" __device__ constexpr task_internal::Launch TASK_JOIN(task_launch_, __LINE__) =                                     \
         task_internal::launch(#kernel, task_internal::size(grid), task_internal::size(block), shared,                             \
                               task_internal::Kernel<decltype(kernel)>::arguments, __LINE__);

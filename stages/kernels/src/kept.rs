@@ -3,6 +3,10 @@
 
 use std::path::Path;
 
+/// What to do where none can be made.
+pub const UNWRITABLE: &str =
+    "work in a folder that can be written: .cuda-agent is made in the project's, or in the current one";
+
 /// Whether a folder has these files with these texts.
 pub fn holds(folder: &Path, files: &[(&str, &str)]) -> bool {
     files.iter().all(|(name, text)| std::fs::read(folder.join(name)).is_ok_and(|found| found == text.as_bytes()))

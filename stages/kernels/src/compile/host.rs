@@ -64,6 +64,7 @@ const FILES: &[(&str, &str)] = embedded![
     "include/cuda_cpu/atomics.h",
     "include/cuda_cpu/half.h",
     "include/cuda_cpu/host.h",
+    "include/cuda_cpu/launch_limits.h",
     "include/cuda_cpu/math.h",
     "include/cuda_cpu/task.h",
     "include/cuda_cpu/threads.h",
@@ -262,12 +263,12 @@ impl HostToolchain {
     /// The folder of the embedded files and the compiled runtime; made where it is missing. It gets its name when it is
     /// whole, so that two processes may make it at once.
     fn runtime(&self) -> Result<PathBuf, EvaluatorError> {
+        let mut known = self.runtime.lock().expect("no panics while it is held");
+        if let Some(folder) = known.as_ref() {
+            return Ok(folder.clone());
+        }
         let name = blake3::hash(self.identity().as_bytes()).to_hex();
         let folder = self.runtimes.join(format!("cpu-{}", &name[..32]));
-        let mut known = self.runtime.lock().expect("no panics while it is held");
-        if known.as_ref() == Some(&folder) {
-            return Ok(folder);
-        }
         if !is_whole(&folder) {
             self.make_runtime(&folder)?;
         }

@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
 use crate::candidate::{Candidate, Format};
 use crate::fault::EvaluatorError;
 use crate::header::task_header;
+use crate::kept;
 use crate::task::TaskSpec;
 
 use cache::{Cache, Flights, Key, Outcome};
@@ -247,9 +248,7 @@ impl Compiler {
     fn build(&self, work: &Work) -> Result<Outcome, EvaluatorError> {
         let turn = self.pool.turn();
         let broken = |error: std::io::Error| {
-            EvaluatorError::new(format!("the compile cache: {error}")).with_hint(
-                "work in a folder that can be written: .cuda-agent is made in the project's, or in the current one",
-            )
+            EvaluatorError::new(format!("the compile cache: {error}")).with_hint(kept::UNWRITABLE)
         };
         let workshop = self.cache.workshop().map_err(broken)?;
         let outcome = match (work.target, work.candidate.format) {

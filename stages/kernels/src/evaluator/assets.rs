@@ -17,9 +17,7 @@ pub fn unpack(cache: &Path) -> Result<PathBuf, EvaluatorError> {
     let script = folder.join("reference.py");
     if !is_whole(&folder) {
         write(&folder).map_err(|error| {
-            EvaluatorError::new(format!("{}: {error}", folder.display())).with_hint(
-                "work in a folder that can be written: .cuda-agent is made in the project's, or in the current one",
-            )
+            EvaluatorError::new(format!("{}: {error}", folder.display())).with_hint(kept::UNWRITABLE)
         })?;
     }
     Ok(script)

@@ -1,6 +1,7 @@
 // `TASK_LAUNCH` and `TASK_SCRATCH`, and how the runtime calls what a candidate declares. The generated header defines
 // `TASK_PARAMETERS` and `TASK_ARGUMENTS` before these are used.
 #pragma once
+#include "launch_limits.h"
 
 namespace cuda_cpu {
 template <class T> struct no_const { typedef T type; static constexpr bool constant = false; };
@@ -69,24 +70,6 @@ template <class R, class... P> struct function<R(P...)> {
 template <class Task> struct elements;
 template <class... T> struct elements<void(T*...)> { static constexpr unsigned bytes[] = {sizeof(T)..., 0}; };
 
-// The limits of `task_machinery.h`, in numbers that don't wrap.
-struct Size {
-    long long x, y, z;
-};
-template <class T> constexpr bool is_size = T(1) / T(2) == T(0);
-template <> inline constexpr bool is_size<dim3> = true;
-template <> inline constexpr bool is_size<const dim3> = true;
-template <class T> constexpr bool is_size<T&> = is_size<T>;
-template <class T> constexpr Size size(T x) { return Size{(long long)x, 1, 1}; }
-constexpr Size size(dim3 all) { return Size{all.x, all.y, all.z}; }
-
-constexpr bool grid_fits(Size s) {
-    return s.x > 0 && s.y > 0 && s.z > 0 && s.x <= 0x7fffffff && s.y <= 65535 && s.z <= 65535;
-}
-constexpr bool block_fits(Size s) {
-    return s.x > 0 && s.y > 0 && s.z > 0 && s.x <= 1024 && s.y <= 1024 && s.z <= 64 && s.x * s.y * s.z <= 1024;
-}
-
 template <unsigned N> constexpr bool is_template(const char (&name)[N]) {
     for (char letter : name)
         if (letter == '<') return true;
@@ -95,7 +78,8 @@ template <unsigned N> constexpr bool is_template(const char (&name)[N]) {
 
 // Each launch has a line of its own, which orders them as well.
 template <unsigned N>
-constexpr cuda_cpu_record record(const char (&name)[N], unsigned line, unsigned arguments, Size grid, Size block, long long shared) {
+constexpr cuda_cpu_record record(const char (&name)[N], unsigned line, unsigned arguments, task_internal::Size grid,
+                                 task_internal::Size block, long long shared) {
     static_assert(N <= 64, "a kernel's name has at most 63 letters");
     cuda_cpu_record made{{},
                          {(unsigned)grid.x, (unsigned)grid.y, (unsigned)grid.z},
@@ -137,18 +121,11 @@ struct Registration {
                   "TASK_LAUNCH(" #kernel "): a template can't be launched here: call it from a plain __global__ function"); \
     static_assert(cuda_cpu::function<decltype(kernel)>::fits<void(TASK_PARAMETERS)>(),                                \
                   #kernel " must take (" CUDA_CPU_TEXT(TASK_PARAMETERS) ") and may take a scratch pointer after them"); \
-    static_assert(cuda_cpu::is_size<decltype(grid)> && cuda_cpu::is_size<decltype(block)>,                            \
-                  "TASK_LAUNCH(" #kernel "): a grid or a block is an integer or a dim3");                             \
-    static_assert(cuda_cpu::grid_fits(cuda_cpu::size(grid)),                                                          \
-                  "TASK_LAUNCH(" #kernel "): a grid has 1 to 2147483647 blocks in x, 1 to 65535 in y and in z");      \
-    static_assert(cuda_cpu::block_fits(cuda_cpu::size(block)),                                                        \
-                  "TASK_LAUNCH(" #kernel "): a block has 1 to 1024 threads, at most 64 of them in z");                \
-    static_assert((shared) >= 0 && (shared) <= 232448,                                                                \
-                  "TASK_LAUNCH(" #kernel "): a block has at most 232448 bytes of shared memory");                     \
+    TASK_CHECK_SIZES(kernel, grid, block, shared);                                                                    \
     CUDA_CPU_SECTION("cuda_agent_launches")                                                                           \
     static constexpr cuda_cpu_record CUDA_CPU_JOIN(task_launch_, __LINE__) =                                          \
-        cuda_cpu::record(#kernel, __LINE__, cuda_cpu::function<decltype(kernel)>::count, cuda_cpu::size(grid),        \
-                         cuda_cpu::size(block), shared);                                                              \
+        cuda_cpu::record(#kernel, __LINE__, cuda_cpu::function<decltype(kernel)>::count, task_internal::size(grid),   \
+                         task_internal::size(block), shared);                                                         \
     static const cuda_cpu::Registration CUDA_CPU_JOIN(cuda_cpu_registration_, __LINE__)(                              \
         &CUDA_CPU_JOIN(task_launch_, __LINE__), &cuda_cpu::function<decltype(kernel)>::call<kernel>,                  \
         CUDA_CPU_TEXT(TASK_ARGUMENTS), cuda_cpu::elements<void(TASK_PARAMETERS)>::bytes);                             \
