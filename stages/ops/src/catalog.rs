@@ -13,6 +13,7 @@ const OPS: Group = Group {
     name: "ops",
     programs: &[
         ("crawl", None),
+        ("rates", None),
         ("synthesize", None),
         ("measure", None),
         ("filter", None),
