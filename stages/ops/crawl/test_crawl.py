@@ -50,7 +50,7 @@ def test_leaves_out_with_a_reason(crawled):
     assert reasons["torch.nn.Dropout"] == "random"
     assert reasons["torch.nn.BatchNorm2d"] == "not for models"
     assert reasons["torch.nonzero"] == "data-dependent"
-    assert reasons["torch.nn.Identity"] == "no recipe"
+    assert reasons["torch.nn.Identity"] == "view"
     assert all(row["reason"] for row in left_out)
 
 

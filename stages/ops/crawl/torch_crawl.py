@@ -1,10 +1,11 @@
 """Finds torch's operators by introspection and keeps those that run.
 
-Three namespaces are walked: module classes of `torch.nn`, functions of `torch.nn.functional`, and functions of `torch`.
-Signatures come from `inspect`, and for functions bound from C++ from the operator schemas. A draft usage is made from
+Module classes of `torch.nn` are walked, and functions of `torch.nn.functional`, `torch`, `torch.special`, `torch.linalg`
+and `torch.fft`. Signatures come from `inspect`, and for functions bound from C++ from the operator schemas. A draft usage is made from
 the signature and the recipes; `torch_probe` runs it, and what it learns (ranks, domain, bounds) is stored.
 """
 
+import functools
 import inspect
 import re
 
@@ -14,29 +15,54 @@ import torch.nn.functional as F
 
 import torch_recipes as recipes
 from torch_probe import Rejected, probe
+from torch_structured import STRUCTURED
 
-NAMESPACES = (("torch.nn", nn), ("torch.nn.functional", F), ("torch", torch))
-SHORT = {"torch.nn": "nn", "torch.nn.functional": "F", "torch": "torch"}
+NAMESPACES = {"torch.nn": nn, "torch.nn.functional": F, "torch": torch, "torch.special": torch.special,
+              "torch.linalg": torch.linalg, "torch.fft": torch.fft}
+INNER = ("torch.special", "torch.linalg", "torch.fft")
+SHORT = {"torch.nn": "nn", "torch.nn.functional": "F"}
 
 
-def crawl_torch():
-    """Returns `(kept, left_out)`: lists of dicts."""
-    kept, left_out, seen = [], [], {}
-    for namespace, module in NAMESPACES:
+def crawl_torch(run=map):
+    """Returns `(kept, left_out)`: lists of dicts. `run` applies a function to many names, like `map`, in order."""
+    names, left_out = candidates()
+    kept = []
+    for (namespace, name), (row, reason, detail) in zip(names, run(try_operator, names)):
+        if row is not None:
+            kept.append(row)
+        else:
+            left_out.append(refusal(f"{namespace}.{name}", reason, detail))
+    return kept, left_out
+
+
+def candidates():
+    """What is tried, as `(namespace, name)` in the order of the namespaces, and what is another's second name."""
+    names, left_out, seen = [], [], {}
+    for namespace, module in NAMESPACES.items():
         for name in sorted(dir(module)):
             item = getattr(module, name)
             if not is_candidate(namespace, name, item):
                 continue
             operator = f"{namespace}.{name}"
-            try:
-                alias = seen.setdefault(id(item), operator)
-                if alias != operator:
-                    raise Rejected("alias", alias)
-                kept.append(describe(namespace, name, item))
-            except Rejected as rejection:
-                left_out.append({"operator": operator, "library": "torch", "reason": rejection.reason,
-                                 "detail": rejection.detail})
-    return kept, left_out
+            first = seen.setdefault(id(item), operator)
+            if first == operator:
+                names.append((namespace, name))
+            else:
+                left_out.append(refusal(operator, "alias", first))
+    return names, left_out
+
+
+def try_operator(place):
+    """`(row, None, None)` of one operator, or `(None, reason, detail)`."""
+    namespace, name = place
+    try:
+        return describe(namespace, name, getattr(NAMESPACES[namespace], name)), None, None
+    except Rejected as rejection:
+        return None, rejection.reason, rejection.detail
+
+
+def refusal(operator, reason, detail):
+    return {"operator": operator, "library": "torch", "reason": reason, "detail": detail}
 
 
 def is_candidate(namespace, name, item):
@@ -44,13 +70,16 @@ def is_candidate(namespace, name, item):
         return False
     if namespace == "torch.nn":
         return inspect.isclass(item) and issubclass(item, nn.Module)
-    return callable(item) and not inspect.isclass(item) and bool(schemas(name) or namespace.endswith("functional"))
+    known = bool(schemas(name, namespace) or namespace.endswith("functional"))
+    return callable(item) and not inspect.isclass(item) and known
 
 
-def schemas(name):
+def schemas(name, namespace="torch"):
     """The operator schemas of a function without output arguments."""
     found = []
-    for qualified in (f"aten::{name}", f"aten::linalg_{name}"):
+    inner = namespace.removeprefix("torch").strip(".")
+    prefixes = (f"{inner}_",) if namespace in INNER else ("", "linalg_")
+    for qualified in (f"aten::{prefix}{name}" for prefix in prefixes):
         try:
             found += torch._C._jit_get_schemas_for_operator(qualified)
         except RuntimeError:
@@ -62,8 +91,9 @@ def schemas(name):
 
 def describe(namespace, name, item):
     """The table row of one operator; raises Rejected."""
-    refuse_by_name(namespace, name, item)
-    family = recipes.family_of(name)
+    if f"{namespace}.{name}" not in STRUCTURED:
+        refuse_by_name(namespace, name, item)
+    family = recipes.family_of(name, namespace)
     refusal = None
     usages = []
     for candidate in drafts(namespace, name, item, family):
@@ -78,26 +108,44 @@ def describe(namespace, name, item):
     if not usages:
         raise refusal or Rejected("no recipe", "no argument recipe fits its signature")
     return {
-        "operator": f"{SHORT[namespace]}.{name}", "qualified": f"{namespace}.{name}", "library": "torch",
+        "operator": f"{SHORT.get(namespace, namespace)}.{name}", "qualified": f"{namespace}.{name}", "library": "torch",
         "family": family, "usages": usages, "summary": summary(item),
     }
 
 
 def refuse_by_name(namespace, name, item):
     document = (getattr(item, "__doc__", None) or "").strip()
-    # A structured recipe leaves out the optional randomness that the schema's tag speaks of.
-    tagged = "nondeterministic_seeded" in tags(name) and f"{namespace}.{name}" not in recipes.STRUCTURED
-    if recipes.RANDOM_NAME.search(name) or tagged:
+    if namespace in INNER:
+        refuse_second_name(namespace, name)
+    if recipes.RANDOM_NAME.search(name) or "nondeterministic_seeded" in tags(name):
         raise Rejected("random", "draws random numbers")
     if tags(name) & {"data_dependent_output", "dynamic_output_shape"}:
         raise Rejected("data-dependent", "the shape of its output depends on the values of its input")
     # Where the documentation calls a function an alias of its `torch.special` twin, the short name is the usual one.
     alias = re.search(r"\balias (of|for)\b.{0,40}", document[:400], re.IGNORECASE | re.DOTALL)
-    if alias and not re.search(r"torch\.(special|nn\.functional)", alias.group(0)):
+    if alias and (namespace in INNER or not re.search(r"torch\.(special|nn\.functional)", alias.group(0))):
         raise Rejected("alias", " ".join(document.split())[:120])
     for pattern, reason in recipes.NOT_FOR_MODELS:
         if re.search(pattern, name):
-            raise Rejected("not for models", reason)
+            raise Rejected("view" if reason == "view" else "not for models", reason)
+    if namespace == "torch" and recipes.SHADOWED.search(name):
+        raise Rejected("alias", f"undocumented twin of torch.nn.functional.{name}")
+
+
+def refuse_second_name(namespace, name):
+    """Functions of a sub-namespace that `torch` has as well, under this or another name."""
+    if hasattr(torch, name) and callable(getattr(torch, name)):
+        raise Rejected("alias", f"torch.{name}")
+    for short, document in short_names().items():
+        if f"{namespace}.{name}`" in document:
+            raise Rejected("alias", f"torch.{short}")
+
+
+@functools.cache
+def short_names():
+    """Functions of `torch` that their documentation calls aliases."""
+    documents = {name: str(getattr(getattr(torch, name), "__doc__", None))[:400] for name in dir(torch)}
+    return {name: text for name, text in documents.items() if "Alias for :func:`torch." in text}
 
 
 def tags(name):
@@ -120,10 +168,8 @@ def summary(item):
 
 def drafts(namespace, name, item, family):
     """Draft usages of an operator, best first."""
-    structured = recipes.STRUCTURED.get(f"{namespace}.{name}")
+    structured = STRUCTURED.get(f"{namespace}.{name}")
     if structured is not None:
-        if not structured:
-            raise Rejected("no recipe", "its arguments have no form that suits a stream of tensors")
         return [dict(candidate) for candidate in structured]
     if namespace == "torch.nn":
         return module_drafts(name, item, family)
@@ -213,7 +259,7 @@ class Argument:
 
 def function_drafts(namespace, name, item, family):
     found, refusal = [], None
-    for arguments in signatures(name, item):
+    for arguments in signatures(namespace, name, item):
         try:
             found += draft_of(namespace, name, family, arguments)
         except Rejected as rejection:
@@ -223,19 +269,19 @@ def function_drafts(namespace, name, item, family):
     return found
 
 
-def signatures(name, item):
+def signatures(namespace, name, item):
     """Argument lists of each overload, those with a `dim` first: a reduction over everything would mix the batch."""
     if inspect.isfunction(item):
         listed = [python_arguments(item)]
         if listed[0] is not None:
             return listed
     overloads = [
-        [Argument("input" if a.name == "self" else a.name, str(a.type) in ("Tensor",), not a.has_default_value())
+        [Argument("input" if a.name in ("self", "x") else a.name, str(a.type) in ("Tensor",), not a.has_default_value())
          for a in schema.arguments]
-        for schema in schemas(name)
+        for schema in schemas(name, namespace)
         if any(str(result.type) == "Tensor" for result in schema.returns)
     ]
-    if not schemas(name):
+    if not schemas(name, namespace):
         return [[Argument("input", True, True)]]
     if not overloads:
         raise Rejected("returns no tensor", "none of its overloads returns a tensor")
@@ -253,7 +299,7 @@ def python_arguments(item):
 
 def draft_of(namespace, name, family, arguments):
     if not arguments or not arguments[0].is_tensor:
-        raise Rejected("no recipe", "its first argument is not a tensor")
+        raise Rejected("takes no tensor", "its first argument is not a tensor")
     symbols, texts = {}, ["{x}"]
     tensors = [a.name for a in arguments[1:] if a.is_tensor and a.required]
     operands, ranks = tensor_operands(name, family, tensors)
@@ -271,7 +317,7 @@ def draft_of(namespace, name, family, arguments):
         symbols[argument.name] = rule
         texts.append(f"{argument.name}={{{argument.name}}}" if keyword else f"{{{argument.name}}}")
     symbols = {n: symbols[n] for n in sorted(symbols, key=lambda n: n == "k")}
-    call = f"{SHORT[namespace]}.{name}({', '.join(texts)})"
+    call = f"{SHORT.get(namespace, namespace)}.{name}({', '.join(texts)})"
     usage = recipes.draft(call, None, symbols, operands, ranks=ranks or ranks_of(name, family))
     forms = [usage, {**usage, "call": call + "[0]"}]
     if len(operands) == 1 and operands[0] == recipes.PEER:

@@ -7,44 +7,50 @@ usage (see `operator_binding`); `torch_crawl` runs every draft before it is beli
 
 import re
 
-RANDOM_NAME = re.compile(r"dropout|rrelu|fractional|gumbel|bernoulli|multinomial|poisson$|^normal$|binomial")
+RANDOM_NAME = re.compile(r"dropout|rrelu|fractional|gumbel|bernoulli|multinomial|poisson$|^normal$|binomial", re.IGNORECASE)
 
 # Families by name, first match wins; the name is without its module (`Conv2d`, `conv2d`).
 FAMILIES = [
-    ("recurrent", r"^(RNN|LSTM|GRU)(Cell)?$"),
-    ("attention", r"MultiheadAttention|scaled_dot_product_attention|^Transformer\w*Layer$"),
+    ("bilinear", r"^bilinear$"),
+    ("recurrent", r"^(RNN|LSTM|GRU)(Cell)?$|^(rnn_tanh|rnn_relu|lstm|gru)_cell$"),
+    ("attention", r"MultiheadAttention|scaled_dot_product_attention|^Transformer"),
     ("convolution", r"conv(_transpose|transpose)?[123]d$|^conv_tbc$"),
     ("embedding", r"embedding(bag|_bag)?$"),
+    ("softmax", r"^AdaptiveLogSoftmax"),
     ("loss", r"loss$|^cross_entropy$|^binary_cross_entropy|^kl_div$"),
     ("pooling", r"pool[123]d$|unpool"),
-    ("normalization", r"norm[123]d$|^(Layer|Group|RMS)Norm$|_norm$|^normalize$|response_?norm$|CrossMapLRN2d"),
+    ("reduction", r"^(vector_norm|matrix_norm)$"),
+    ("normalization", r"norm[123]d$|^(Layer|Group|RMS)Norm$|_norm$|^renorm$|^normalize$|response_?norm$|CrossMapLRN2d"),
     ("padding", r"pad[123]d$|^pad$|constant_pad_nd"),
-    ("resampling", r"upsampl|interpolate|pixel_?(un)?shuffle|^(Un)?fold$|^unfold$|grid_sample"),
+    ("resampling", r"upsampl|interpolate|pixel_?(un)?shuffle|^(Un)?fold$|^unfold$|grid_sample|affine_grid"),
     ("softmax", r"soft(max|min)(2d)?$"),
-    ("linear", r"^(bi)?linear$"),
-    ("matmul", r"^(matmul|mm|bmm|baddbmm|addbmm|addmm|einsum|inner|tensordot|kron|mv|addmv|dot|outer|chain_matmul|cdist)$"),
-    ("scan", r"^(cum\w+|logcumsumexp|cumulative_trapezoid|diff)$"),
+    ("linear", r"^linear$"),
+    ("spectral", r"^(stft|i?[rh]?fft[2n]?|ihfft[2n]?)$"),
+    ("matmul", r"^(matmul|mm|bmm|baddbmm|addbmm|addmm|einsum|inner|tensordot|kron|mv|addmv|dot|outer|multi_dot|matrix_power|matrix_exp|cdist)$"),
+    ("scan", r"^(cum\w+|logcumsumexp|cumulative_trapezoid|diff|gradient)$"),
     ("ordering", r"^(sort|msort|topk|kthvalue|median|nanmedian|mode|quantile|nanquantile)$"),
     ("reduction", r"^(sum|nansum|mean|nanmean|std|var|prod|amax|amin|max|min|norm|logsumexp|trapezoid|std_mean|var_mean|"
-                  r"aminmax|cov|corrcoef|renorm)$"),
-    ("similarity", r"cosine_?similarity|pairwise_?distance"),
-    ("arrangement", r"^(roll|flip\w*|rot90|tril|triu|cat|stack|hstack|vstack|dstack|column_stack|tile|repeat_interleave|"
+                  r"aminmax|argmax|argmin)$"),
+    ("similarity", r"cosine_?similarity|pairwise_?distance|^vecdot$"),
+    ("indexing", r"^(gather|take_along_dim|index_\w+|scatter_reduce|bucketize|searchsorted)$"),
+    ("masking", r"^(where|masked_fill|gt|ge|lt|le|isclose|logical_\w+)$"),
+    ("arrangement", r"^(roll|flip\w*|rot90|tril|triu|cat|stack|hstack|vstack|dstack|column_stack|tile|repeat_interleave|i?fftshift|"
                     r"channel_?shuffle|native_channel_shuffle|diag_embed|block_diag)$"),
-    ("gating", r"^glu$"),
-    ("activation", r"elu\d?$|sigmoid$|tanh|swish|silu|mish|soft|hard|shrink$|threshold"),
+    ("special", r"^(digamma|lgamma|polygamma|mvlgamma|erfinv|igammac?|i0)$"),
+    ("activation", r"glu$|elu\d?$|sigmoid$|tanh|swish|silu|mish|soft|hard|shrink$|threshold"),
 ]
 
 
-def family_of(name):
+def family_of(name, namespace="torch"):
     for family, pattern in FAMILIES:
         if re.search(pattern, name, re.IGNORECASE):
             return family
-    return "elementwise"
+    return "special" if namespace == "torch.special" else "elementwise"
 
 
 # Operations of one element relative to a multiply-add: transcendental functions cost more than arithmetic.
 ELEMENT_WEIGHTS = [
-    (r"digamma|lgamma|igamma|polygamma|mvlgamma|erfinv|i0|zeta|acosh|asinh", 200),
+    (r"digamma|lgamma|igamma|polygamma|mvlgamma|erfinv|erfcx|ndtr|^i[01]|zeta|acosh|asinh|bessel|airy|polynomial", 200),
     (r"atanh|xlogy|logit|atan2|pow|tan$|sinh|cosh|hypot|logaddexp|sinc|asin|acos|atan|fmod|remainder|float_power", 30),
     (r"exp|log|sin|cos|tanh|erf|gelu|mish|elu|sig|silu|soft", 12),
     (r".", 1),
@@ -68,7 +74,7 @@ def cost_of(family, name):
     pooled = 25 if name.lower().startswith(("maxpool1d", "max_pool1d", "avg")) else 180
     rules = {
         "convolution": {"flops": f"{transposed} * x * w / shape[1]" if "ranspose" in name else "2 * y * w / out[1]"},
-        "linear": {"flops": f"{8 if 'ilinear' in name else 2} * x / shape[-1] * w"},
+        "linear": {"flops": "2 * x / shape[-1] * w"},
         "matmul": {"flops": "2 * x * (operands[0][-1] if operands else 1)"},
         "recurrent": {"flops": "2 * x / shape[-1] * w", "steps": "shape[1] if len(shape) == 3 else 1"},
         "attention": {"flops": "4 * x * shape[-2] + 2 * x / shape[-1] * w", "bytes": "12 * (x + y + o + w)"},
@@ -82,6 +88,10 @@ def cost_of(family, name):
         "loss": {"flops": "12 * x", "bytes": "6 * (x + o)"},
         "similarity": {"flops": "6 * x", "bytes": "5 * (x + o)"},
         "arrangement": {"flops": "2 * y"},
+        "spectral": {"flops": "5 * x * math.log2(max(2, shape[-1]))", "bytes": "4 * (4 * x + 3 * y)"},
+        "indexing": {"flops": "4 * y", "bytes": "4 * (x + y + 3 * o)"},
+        "masking": {"flops": "2 * y", "bytes": "4 * (2 * x + 2 * y + o)"},
+        "bilinear": {"flops": "8 * x / shape[-1] * w"},
     }
     default = {"flops": f"{element_weight(name)} * y"}
     return {"bytes": TRAFFIC, "steps": 0, **rules.get(family, default)}
@@ -191,126 +201,6 @@ def draft(call, construct=None, symbols=None, operands=(), **more):
     return {"call": call, "construct": construct, "symbols": symbols or {}, "operands": list(operands), **more}
 
 
-ADDMM_OUT = {"out_features": pick(32, 64, 96, 128)}
-
-# Structured operators whose tensors play different roles; a list gives alternatives, each an entry of its own rank.
-STRUCTURED = {
-    "torch.matmul": [
-        draft("torch.matmul({x}, {weight})", symbols=ADDMM_OUT,
-              operands=[matrix("weight", ["shape[-1]", "out_features"])]),
-    ],
-    "torch.mm": [draft("torch.mm({x}, {weight})", symbols=ADDMM_OUT, ranks=[2],
-                       operands=[matrix("weight", ["shape[-1]", "out_features"])])],
-    "torch.bmm": [draft("torch.bmm({x}, {other})", ranks=[3], symbols=ADDMM_OUT,
-                        operands=[matrix("other", ["shape[0]", "shape[-1]", "out_features"], roles=["input"])])],
-    "torch.baddbmm": [draft("torch.baddbmm({bias}, {x}, {other})", ranks=[3], symbols=ADDMM_OUT, operands=[
-        matrix("other", ["shape[0]", "shape[-1]", "out_features"], roles=["input"]),
-        operand("bias", ["1", "1", "out_features"], roles=["parameter"])])],
-    "torch.addmm": [draft("torch.addmm({bias}, {x}, {weight})", ranks=[2], symbols=ADDMM_OUT, operands=[
-        matrix("weight", ["shape[-1]", "out_features"]), operand("bias", ["out_features"], roles=["parameter"])])],
-    "torch.einsum": [
-        draft("torch.einsum('bi,ij->bj', {x}, {weight})", ranks=[2], symbols=ADDMM_OUT,
-              operands=[matrix("weight", ["shape[-1]", "out_features"])]),
-        draft("torch.einsum('bti,ij->btj', {x}, {weight})", ranks=[3], symbols=ADDMM_OUT,
-              operands=[matrix("weight", ["shape[-1]", "out_features"])]),
-        draft("torch.einsum('bchw,cd->bdhw', {x}, {weight})", ranks=[4], symbols=ADDMM_OUT,
-              operands=[operand("weight", ["shape[1]", "out_features"], roles=["parameter", "input"],
-                                scale="shape[1] ** -0.5")]),
-        draft("torch.einsum('bcdhw,ck->bkdhw', {x}, {weight})", ranks=[5], symbols={"out_channels": pick(8, 16, 32)},
-              operands=[operand("weight", ["shape[1]", "out_channels"], roles=["parameter"],
-                                scale="shape[1] ** -0.5")]),
-    ],
-    "torch.inner": [draft("torch.inner({x}, {weight})", symbols=ADDMM_OUT,
-                          operands=[matrix("weight", ["out_features", "shape[-1]"])])],
-    "torch.tensordot": [draft("torch.tensordot({x}, {weight}, dims=1)", symbols=ADDMM_OUT,
-                              operands=[matrix("weight", ["shape[-1]", "out_features"])])],
-    "torch.cdist": [draft("torch.cdist({x}, {other})", ranks=[3], symbols={"points": pick(16, 32, 64)},
-                          operands=[operand("other", ["shape[0]", "points", "shape[-1]"])])],
-    "torch.nn.functional.linear": [draft("F.linear({x}, {weight})", symbols=ADDMM_OUT,
-                                         operands=[matrix("weight", ["out_features", "shape[-1]"])])],
-    "torch.nn.functional.bilinear": [draft(
-        "F.bilinear({x}, {other}, {weight})", ranks=[2],
-        symbols={"in2_features": pick(8, 16), "out_features": pick(16, 32)},
-        operands=[operand("other", ["shape[0]", "in2_features"]),
-                  operand("weight", ["out_features", "shape[-1]", "in2_features"], roles=["parameter"],
-                          scale="(in2_features * shape[-1]) ** -0.5")])],
-    "torch.nn.Bilinear": [draft(
-        "{module}({x}, {other})", "nn.Bilinear({in1_features}, {in2_features}, {out_features})", ranks=[2],
-        symbols={"in1_features": ARGUMENTS["in1_features"], "in2_features": pick(8, 16), "out_features": pick(16, 32)},
-        operands=[operand("other", ["shape[0]", "in2_features"])])],
-    "torch.nn.functional.scaled_dot_product_attention": [draft(
-        "F.scaled_dot_product_attention({x}, {key}, {value})", ranks=[3, 4], operands=[operand("key"), operand("value")],
-        requires=["shape[-2] <= 256"])],
-    "torch.nn.MultiheadAttention": [draft(
-        "{module}({x}, {x}, {x}, need_weights=False)[0]",
-        "nn.MultiheadAttention({embed_dim}, {num_heads}, batch_first=True)", ranks=[3],
-        symbols={"embed_dim": ARGUMENTS["embed_dim"], "num_heads": FEATURE_DIVISORS}, requires=["shape[1] <= 256"])],
-    "torch.nn.TransformerDecoderLayer": [draft(
-        "{module}({x}, {memory})",
-        "nn.TransformerDecoderLayer({d_model}, {nhead}, {dim_feedforward}, dropout=0.0, batch_first=True)", ranks=[3],
-        symbols={"d_model": ARGUMENTS["d_model"], "nhead": FEATURE_DIVISORS,
-                 "dim_feedforward": {"choices": "[2 * d_model]"}},
-        operands=[operand("memory")], requires=["shape[1] <= 128"])],
-    "torch.nn.Embedding": [draft(
-        "{module}({x})", "nn.Embedding({num_embeddings}, {embedding_dim})", ranks=[2], input="index",
-        symbols={"num_embeddings": ARGUMENTS["num_embeddings"], "embedding_dim": ARGUMENTS["embedding_dim"]})],
-    "torch.nn.EmbeddingBag": [draft(
-        "{module}({x})", "nn.EmbeddingBag({num_embeddings}, {embedding_dim}, mode='sum')", ranks=[2], input="index",
-        requires=["shape[1] <= 64"],
-        symbols={"num_embeddings": ARGUMENTS["num_embeddings"], "embedding_dim": ARGUMENTS["embedding_dim"]})],
-    "torch.nn.functional.embedding": [draft(
-        "F.embedding({x}, {weight})", ranks=[2], input="index",
-        symbols={"num_embeddings": ARGUMENTS["num_embeddings"], "embedding_dim": ARGUMENTS["embedding_dim"]},
-        operands=[operand("weight", ["num_embeddings", "embedding_dim"], roles=["parameter", "input"])])],
-    "torch.cat": [draft("torch.cat([{x}, {other}], dim={dim})", symbols={"dim": INNER_DIMS}, operands=[PEER])],
-    "torch.stack": [draft("torch.stack([{x}, {other}], dim=1)", ranks=[2, 3, 4], operands=[PEER])],
-    "torch.hstack": [draft("torch.hstack([{x}, {other}])", operands=[PEER])],
-    "torch.addcmul": [draft("torch.addcmul({x}, {tensor1}, {tensor2})",
-                            operands=[operand("tensor1"), CHANNEL_PARAMETER | {"name": "tensor2"}])],
-    "torch.addcdiv": [draft("torch.addcdiv({x}, {tensor1}, {tensor2})",
-                            operands=[operand("tensor1"), operand("tensor2", fill="positive")])],
-    "torch.lerp": [draft("torch.lerp({x}, {end}, {weight})", symbols={"weight": pick(0.3, 0.7)},
-                         operands=[operand("end")])],
-    "torch.pow": [draft("torch.pow({x}, {exponent})", symbols={"exponent": pick(2, 3)})],
-    "torch.float_power": [],
-    "torch.where": [draft("torch.where({x} > {threshold}, {x}, {other})", symbols={"threshold": pick(-0.5, 0.0, 0.5)},
-                          operands=[PEER])],
-    "torch.masked_fill": [draft("torch.masked_fill({x}, {x} > {threshold}, {value})",
-                                symbols={"threshold": pick(0.5, 0.75), "value": pick(0.25, 0.5)})],
-    "torch.nn.functional.pad": [draft("F.pad({x}, {padding})",
-                                      symbols={"padding": {"choices": "[(1, 1), (2, 2), (1, 2)]"}})],
-    "torch.nn.functional.layer_norm": [draft("F.layer_norm({x}, ({normalized_shape},))",
-                                             symbols={"normalized_shape": {"value": "shape[-1]"}})],
-    "torch.nn.functional.rms_norm": [draft("F.rms_norm({x}, ({normalized_shape},))",
-                                           symbols={"normalized_shape": {"value": "shape[-1]"}})],
-    "torch.nn.functional.prelu": [draft("F.prelu({x}, {slope})", operands=[
-        operand("slope", ["shape[1]"], fill="rand", roles=["parameter"])])],
-    "torch.nn.functional.cross_entropy": [draft(
-        "F.cross_entropy({x}, {target}, reduction='none')", ranks=[2, 3, 4],
-        operands=[operand("target", "(shape[0],) + shape[2:]", fill="index:shape1")])],
-    "torch.nn.functional.nll_loss": [draft(
-        "F.nll_loss({x}, {target}, reduction='none')", ranks=[2, 3, 4],
-        operands=[operand("target", "(shape[0],) + shape[2:]", fill="index:shape1")])],
-    "torch.gather": [], "torch.nn.functional.multi_head_attention_forward": [],
-    "torch.nn.Unflatten": [], "torch.nn.Flatten": [], "torch.nn.Identity": [],
-    "torch.nn.Fold": [],
-}
-
-for _digits, _rank in ((1, 3), (2, 4), (3, 5)):
-    _kernel = ["kernel_size"] * _digits
-    STRUCTURED[f"torch.nn.functional.conv{_digits}d"] = [draft(
-        f"F.conv{_digits}d({{x}}, {{weight}}, padding={{padding}})", ranks=[_rank],
-        symbols={"kernel_size": pick(1, 3), "out_channels": WIDTHS,
-                 "padding": {"choices": "[kernel_size // 2]"}},
-        operands=[operand("weight", ["out_channels", "shape[1]", *_kernel], roles=["parameter"],
-                          scale=f"(shape[1] * kernel_size ** {_digits}) ** -0.5")])]
-    STRUCTURED[f"torch.nn.functional.conv_transpose{_digits}d"] = [draft(
-        f"F.conv_transpose{_digits}d({{x}}, {{weight}}, stride={{stride}})", ranks=[_rank],
-        symbols={"kernel_size": pick(2, 3), "out_channels": WIDTHS,
-                 "stride": pick(2)},
-        operands=[operand("weight", ["shape[1]", "out_channels", *_kernel], roles=["parameter"],
-                          scale=f"(shape[1] * kernel_size ** {_digits}) ** -0.5")])]
-
 # Target tensors of losses by the name of the argument; `None`: the operator's own recipe decides.
 LOSS_TARGETS = [
     (r"CrossEntropy(?!.*binary)|^NLLLoss", [operand("target", "(shape[0],) + shape[2:]", fill="index:shape1")], [2, 3, 4]),
@@ -325,17 +215,47 @@ LOSS_TARGETS = [
     (r".", [operand("target")], None),
 ]
 
-# Functions of torch that take tensors and numbers but have no place in a model's forward.
+# Callables that have no place in a model's forward, or none in a task, by pattern of the name.
 NOT_FOR_MODELS = [
-    (r"^(quantized_|fbgemm_|cudnn_|miopen_|mkldnn_|q_|fake_quantize|choose_qparams|fused_|native_|quantize_|fft|"
-     r"sparse|hspmm|smm|sspaddmm|_)", "backend or storage internals"),
+    (r"^(quantized_|fbgemm_|cudnn_|miopen_|mkldnn_|q_|fake_quantize|choose_qparams|fused_|native_|quantize_|sparse|"
+     r"hspmm|smm|sspaddmm|_)|^(dequantize|int_repr|empty_quantized|scaled_mm|scaled_grouped_mm|grouped_mm)$",
+     "backend, storage or low-precision internals"),
     (r"_copy$|_scatter$|_inverse$", "copying twin of a view"),
-    (r"_with_indices$|^(aminmax|frexp|fill|diag|kron|angle|nextafter|copysign|heaviside|ldexp|mv)$", "of no use in a model"),
+    (r"_with_indices$", "the same pooling under another name"),
+    (r"^(frexp|fill|diag|diagflat|kron|angle|nextafter|heaviside|mv|addmv|addr|dot|vdot|outer|block_diag|float_power|"
+     r"count_nonzero|signbit|put|index_put|asarray|histc|histogram(dd)?|segment_reduce|multilabel_margin)$",
+     "takes single vectors or counts, or computes in another precision"),
     (r"^(batch_norm|BatchNorm|SyncBatchNorm|instance_norm$)", "keeps statistics of earlier batches"),
     (r"^Lazy", "its parameters have no shape before the first call"),
     (r"^(Container|Module|ModuleList|ModuleDict|Sequential|ParameterList|ParameterDict|DataParallel|RNNBase|"
-     r"RNNCellBase|Transformer(Encoder|Decoder)?|NLLLoss2d)$", "a container or base class"),
-    (r"^(geqrf|qr|svd|lu|lstsq|cholesky|triangular_solve|inverse|pinverse|det|logdet|slogdet|matrix_exp|matrix_power|"
-     r"ormqr|orgqr|nuclear_norm|chain_matmul|pdist|cartesian_prod|combinations|vander|renorm|hash_tensor|"
-     r"frobenius_norm|trace|dist|norm_except_dim|stft|istft|gradient)", "dense linear algebra or analysis"),
+     r"RNNCellBase|NLLLoss2d)$", "a container, base class or old name"),
+    (r"^(geqrf|qr|svd|svdvals|lu|lstsq|cholesky|triangular_solve|inverse|inv|pinv|pinverse|det|logdet|slogdet|"
+     r"matrix_exp|matrix_power|matrix_rank|ormqr|orgqr|nuclear_norm|chain_matmul|pdist|cartesian_prod|combinations|"
+     r"vander|hash_tensor|frobenius_norm|trace|dist|norm_except_dim|istft|eig|solve|ldl|householder|cond$|tensorinv|"
+     r"tensorsolve)", "dense linear algebra or analysis"),
+    (r"^(scatter|scatter_add|index_add|index_copy)$", "writes to one place in no fixed order on a GPU"),
+    (r"^(bitwise_\w+|gcd|lcm)$", "takes integers alone"),
+    (r"^(eq|ne|isin|isfinite|isinf|isnan|isneginf|isposinf|isreal|logical_not|all|any)$",
+     "gives flags that ordinary values leave constant"),
+    (r"^(ones_like|zeros_like|full_like|empty\w*|clone|nan_to_num|positive|detach|conj_physical)$",
+     "its values do not depend on its input, or are its input"),
+    (r"^(gaussian_nll_loss|GaussianNLLLoss|ctc_loss|CTCLoss)$", "reads values on the host"),
+    (r"^(upsample(_bilinear|_nearest)?)$", "old name of F.interpolate"),
+    (r"^(assert_int_or_pair|boolean_dispatch|handle_torch_function|has_torch_function\w*|Optional|save|wait|seed|cond|"
+     r"manual_seed|initial_seed|from_file|is_\w+|can_cast|get_\w+|result_type|promote_types|numel|sym_\w+|one_hot|"
+     r"nonzero_static)$", "a helper, no operation on values"),
+    (r"^argsort$", "equal values have no order of their own"),
+    (r"^(addbmm|vstack|take|msort|flipud|cov|corrcoef|conv_tbc)$", "works across the batch"),
+    (r"^(convolution|affine_grid_generator|grid_sampler\w*|"
+     r"multi_head_attention_forward)$", "undocumented part of a function of torch.nn.functional"),
+    (r"^(squeeze|unsqueeze|permute|movedim|transpose|adjoint|t|narrow|select|reshape|ravel|flatten|unflatten|split\w*|"
+     r"unsafe_\w+|chunk|[dhv]split|tensor_split|unbind|broadcast_to|broadcast_tensors|align_tensors|meshgrid|"
+     r"as_strided|as_tensor|atleast_\dd|diagonal|real|imag|conj|resolve_conj|resolve_neg|view_as_real|Identity|"
+     r"Flatten|Unflatten|expand)$", "view"),
+    (r"^(arange|range|linspace|logspace|eye|full|ones|zeros|tensor|scalar_tensor|tri[lu]_indices|\w+_window|"
+     r"(r?fftfreq))$", "makes tensors from nothing"),
 ]
+
+# Undocumented functions of `torch` that share a name with a documented one of `torch.nn.functional` that is kept.
+SHADOWED = re.compile(r"^(binary_cross_entropy_with_logits|cosine_embedding_loss|hinge_embedding_loss|kl_div|"
+                      r"margin_ranking_loss|poisson_nll_loss|triplet_margin_loss|embedding_bag|ctc_loss)$")
