@@ -15,6 +15,7 @@ const OPS: Group = Group {
         ("crawl", None),
         ("rates", None),
         ("synthesize", None),
+        ("requests", None),
         ("measure", None),
         ("filter", None),
         ("publish", Some(publish::main)),
