@@ -1,21 +1,30 @@
 """`ops/measure`: runs each task in a worker process and records facts about it. It judges nothing.
 
-This is the program that the engine starts: it checks the request against the machine, then answers rows. `supervisor`
-watches workers, `zygote` forks them, `task_worker` measures inside one, `isolation` is the walls, `columns` the facts.
+This is the program that the engine starts: it checks the request against the machine, then answers rows, several at a
+time where it has the cores. `supervisor` watches workers, `zygote` forks them, `task_worker` measures inside one,
+`isolation` is the walls, `gpu_gate` decides who may use the GPU, `columns` are the facts.
 """
 
 import importlib.metadata
+import collections
 import os
 import platform
+import queue
 import re
 import shutil
 import tempfile
+import threading
+import time
 
 import cuda_agent_stage as stage
+import gpu_gate
 import supervisor
 
 UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 UNITS.update({f"{letter}iB": 1024 ** (power + 1) for power, letter in enumerate("KMGT")})
+
+TASKS_PER_GPU_WORKER = 200
+TELL_SECONDS = 60
 
 COMPILER_HINT = (
     "torch.compile needs a C++ compiler (g++ or clang++; the variable CXX names another) and Python's headers; "
@@ -115,18 +124,40 @@ def start(server, *, compile):
         raise stage.StageError(f"torch does not start: {error}", kind="environment", hint=hint) from error
 
 
-def job_for(program, row, device, limits):
+def setup_for(program, device, limits):
+    """What every worker of this program is told once."""
+    cpu_seconds = int(program.params["time_limit_s"] * program.params["threads"]) + 10
     return {
         "action": "measure",
         "device": device,
+        "params": {
+            name: program.params[name] for name in ("compile", "threads", "trials", "warmup", "settled", "timing_s")
+        },
+        **limits,
+        # A worker that lives for many tasks is watched by the clock on the wall alone.
+        **({"cpu_seconds": cpu_seconds} if tasks_per_worker(program, device) == 1 else {}),
+    }
+
+
+def job_for(program, row, limits):
+    return {
         "code": row["columns"]["code"],
         "seed": row["seed"],
         "time_limit_s": float(program.params["time_limit_s"]),
-        "params": {
-            name: program.params[name] for name in ("compile", "threads", "trials", "warmup", "timing_s")
-        },
-        **limits,
+        "memory_limit": limits["memory_limit"],
+        "params": {"compile": program.params["compile"]},
     }
+
+
+def tasks_per_worker(program, device):
+    return program.params["tasks_per_worker"] or (TASKS_PER_GPU_WORKER if device == "cuda" else 1)
+
+
+def workers_wanted(program, device):
+    """How many tasks to measure side by side."""
+    granted = max(1, program.resources["cpu"])
+    usual = max(1, granted - 1) if device == "cuda" else max(1, granted // program.params["threads"])
+    return program.params["workers"] or usual
 
 
 def provenance(program):
@@ -135,43 +166,133 @@ def provenance(program):
     return {"device": model, "torch": importlib.metadata.version("torch"), "threads": program.params["threads"]}
 
 
-def answer_row(program, server, row, device, limits):
-    """Measure one row. Where no worker could be had, say so and go on with a new zygote: the task is not to blame."""
-    if not isinstance(row["columns"].get("code"), str):
-        program.answer(row, status="rejected", reason="no code", detail="the column code is null")
-        return
-    try:
-        if not server.alive():
-            start(server, compile=program.params["compile"])
-        facts = supervisor.measure_task(server, job_for(program, row, device, limits)) | provenance(program)
-    except supervisor.WorkerUnavailable as error:
-        server.stop()
-        program.answer(row, status="failed", reason="no worker", detail=str(error))
-        return
-    program.answer(row, {"rows": [facts]})
+class Measuring:
+    """The slots of one program, each a thread that measures one task at a time."""
+
+    def __init__(self, program, server, device, limits):
+        self.program, self.server, self.device, self.limits = program, server, device, limits
+        self.setup = setup_for(program, device, limits)
+        self.rows = queue.Queue()
+        self.company = supervisor.Company()
+        self.spent = collections.Counter()
+        self.answered, self.began, self.told = 0, time.monotonic(), time.monotonic()
+        self._starting, self._booking = threading.Lock(), threading.Lock()
+        self._failure = None
+
+    def run(self, count):
+        threads = [threading.Thread(target=self._slot, args=(number, count)) for number in range(count)]
+        # A daemon: it may be waiting for rows when a failure ends the program.
+        threading.Thread(target=self._read, args=(count,), daemon=True).start()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _read(self, count):
+        for row in self.program.rows():
+            self.rows.put(row)
+        self._let_go(count)
+
+    def _let_go(self, count):
+        for _ in range(count):
+            self.rows.put(None)
+
+    def _slot(self, number, count):
+        slot = supervisor.Slot(self.server, number, self.company, tasks_per_worker(self.program, self.device))
+        try:
+            while self._failure is None and (row := self.rows.get()) is not None:
+                self._answer(slot, row)
+        except Exception as error:
+            # The first failure ends the program; rows without an answer are done by another try.
+            self._failure = self._failure or error
+            self._let_go(count)
+        finally:
+            slot.close()
+
+    def _answer(self, slot, row):
+        """Measure one row. Where no worker could be had, say so and go on with a new zygote: the task is not to
+        blame."""
+        program = self.program
+        if not isinstance(row["columns"].get("code"), str):
+            program.answer(row, status="rejected", reason="no code", detail="the column code is null")
+            return
+        try:
+            self._ensure_started()
+            facts, spent = slot.measure(self.setup, job_for(program, row, self.limits))
+        except supervisor.WorkerUnavailable as error:
+            self._restart()
+            program.answer(row, status="failed", reason="no worker", detail=str(error))
+            return
+        facts["waiting_s"] = sum(seconds for name, seconds in spent.items() if name.startswith("waiting "))
+        program.answer(row, {"rows": [facts | provenance(program)]})
+        self._book(spent)
+
+    def _ensure_started(self):
+        with self._starting:
+            if not self.server.alive():
+                start(self.server, compile=self.program.params["compile"])
+
+    def _restart(self):
+        """Ends the zygote, and with it what workers there are, unless that has been done."""
+        with self._starting:
+            if not self.server.can_fork():
+                self.server.stop()
+
+    def _book(self, spent):
+        with self._booking:
+            self.spent.update(spent)
+            self.answered += 1
+            if time.monotonic() - self.told < TELL_SECONDS:
+                return
+            self.told = time.monotonic()
+        self.tell(level="info")
+
+    def tell(self, level):
+        """Where the time goes: of the workers, by step, and of the GPU."""
+        if not self.answered:
+            return
+        seconds = time.monotonic() - self.began
+        steps = {name: value for name, value in self.spent.items() if not name.startswith("holding ")}
+        whole = sum(steps.values()) or 1.0
+        parts = sorted(steps.items(), key=lambda item: -item[1])[:6]
+        text = ", ".join(f"{name.replace('_', ' ')} {value / whole:.0%}" for name, value in parts)
+        message = f"{self.answered / seconds:.2f} tasks a second; workers: {text}"
+        if self.server.gate is not None:
+            shares = self.server.gate.shares()
+            message += (f"; GPU: {shares['alone']:.0%} one task's clock, {shares['shared']:.0%} computing, "
+                        f"{shares['idle']:.0%} nobody")
+        self.program.log(message, level=level)
 
 
 def work(program):
     if platform.system() != "Linux":
         raise stage.StageError(f"tasks are measured on Linux, not on {platform.system()}", kind="environment")
     params = program.params
-    limits = {name: parse_bytes(params[name], name) for name in ("memory_limit", "disk_limit")}
+    limits = {name: parse_bytes(params[name], name) for name in ("memory_limit", "disk_limit", "gpu_memory_limit")}
     device = device_type(program)
     check_threads(program)
     if params["compile"]:
         check_compiler()
     supervisor.hide_from_tasks()
+    gate = None
+    if device == "cuda":
+        gate = gpu_gate.Gate(path=gpu_gate.lock_path(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]))
     with tempfile.TemporaryDirectory(prefix="measure-", dir=os.getcwd(), ignore_cleanup_errors=True) as folder:
         server = supervisor.Zygote(
             folder, compile=params["compile"], environment=worker_environment(), log=program.log,
-            device=device,
+            device=device, gate=gate,
         )  # fmt: skip
         try:
             found = start(server, compile=params["compile"])
             check_device(program, server, device)
-            program.log(f"ready: {found}, isolated by {'namespaces' if server.walls else 'limits'}", level="debug")
-            for row in program.rows():
-                answer_row(program, server, row, device, limits)
+            count = workers_wanted(program, device)
+            walls = "namespaces" if server.walls else "limits"
+            program.log(f"ready: {found}, {count} at a time, isolated by {walls}", level="debug")
+            measuring = Measuring(program, server, device, limits)
+            measuring.run(count)
+            measuring.tell(level="info" if device == "cuda" else "debug")
         finally:
             server.stop()
 

@@ -1,15 +1,22 @@
-"""The trusted side of a measurement: starts the zygote, hands it jobs, watches each worker and ends it.
+"""The trusted side of a measurement: starts the zygote, hands jobs to workers, watches each worker and ends it.
 
-Nothing of a task runs here and torch is not imported. A worker is watched from outside: wall time, the memory of all
-its processes together, and their number. What it says comes over a pipe of its own, at most `RESULT_BYTES` of it, and
-counts only if every line has the worker's nonce and every fact its declared type.
+Nothing of a task runs here and torch is not imported. A worker is watched from outside: the time of each job, the
+memory of all its processes together, and their number. What it says comes over a pipe of its own, at most
+`RESULT_BYTES` a job, and counts only if every line has the job's nonce and every fact its declared type.
+
+On a CPU each task has a worker of its own. On a GPU a worker lives for many tasks and is replaced after any that did
+not end well: by a limit, a crash, an error, a thread, process or changed function left behind. Workers compute side by
+side and take times one at a time: they ask for a place at the gate (gpu_gate.py) and this side grants it, so that a
+worker which ends leaves its place, and waiting doesn't count as a task's time.
 
 What this covers: a task that loops, forks, changes session, ignores signals, raises its limits, exhausts memory, disk
 or processes, closes or floods its descriptors, crashes or exits costs its own row. What it does not: a task shares a
-process with the code that measures it, so it can lie about itself; and without namespaces (see `isolation`) it can
-write wherever the user can, and kill the zygote.
+process with the code that measures it, so it can lie about itself, and on a GPU, where `tasks_per_worker` is not 1,
+about the tasks that follow it in that process; and without namespaces (see `isolation`) it can write wherever the user
+can, and kill the zygote.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -20,20 +27,26 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import columns
 import cuda_agent_stage as stage
+import fork_server
 import isolation
 import zygote
 
 POLL_SECONDS = 0.025
+# Looking at the processes of sixteen workers takes time that compilers could use.
+GPU_POLL_SECONDS = 0.1
 RESULT_BYTES = 1 << 20
 NOISE_BYTES = 4096
 END_SECONDS = 20
 WARM_UP_SECONDS = 600
 MAX_PROCESSES = 64
 MAX_THREADS = 256
+# A job whose process does not start is the machine's fault; compiling torch's own start takes a minute on a slow disk.
+START_SECONDS = 300
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -42,32 +55,40 @@ class WorkerUnavailable(Exception):
 
 
 class Outcome:
-    """What a worker left: its facts, where it was, how it ended."""
+    """What a worker left of one job: its facts, where it was, how it ended."""
 
     def __init__(self):
         self.facts, self.answers = {}, []
         self.at, self.finished, self.garbled = None, False, None
         self.killed, self.code, self.noise = None, None, b""
+        self.left_behind = None
+        self.seconds = {}
 
     @property
     def suspicious(self):
         """Ends that a busy or short machine can bring about by itself."""
         return self.killed == "timeout" or (self.killed is None and not self.finished and self.code == 137)
 
+    @property
+    def is_clean(self):
+        """Whether the worker can go on with another task."""
+        failed = self.facts.get("error_stage") is not None
+        return self.finished and self.code is None and not (self.killed or self.garbled or self.left_behind or failed)
+
 
 class Zygote:
-    """The fork server and the folder that its workers use."""
+    """The fork server, and what its workers share."""
 
-    def __init__(self, folder, *, compile, environment, log, device="cpu"):
-        self.folder, self.log = folder, log
-        self.scratch = os.path.join(folder, "scratch")
+    def __init__(self, folder, *, compile, environment, log, device="cpu", gate=None):
+        self.folder, self.log, self.device, self.gate = folder, log, device, gate
         self.process = None
         self.walls = True
         # Drawn and not the process id, which two programs in PID namespaces of their own may share.
-        self.user = secrets.randbelow(1 << 30)
+        self.user = secrets.randbelow(1 << 29)
         self._request = {"compile": compile, "device": device}
         self._environment = environment
-        os.makedirs(self.scratch, exist_ok=True)
+        self._sending = threading.Lock()
+        self._workers = 0
 
     def start(self):
         """Start it and wait until it is warm; returns what it found."""
@@ -83,11 +104,9 @@ class Zygote:
             "TMPDIR": warm,
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            # "Is there a GPU?" goes to the management library: CUDA, once asked, is of no use to forks.
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         }
-        if self._request["device"] == "cpu":
+        fork_server.prepare_environment(environment)
+        if self.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
         self.process = subprocess.Popen(
             [sys.executable, os.path.join(HERE, "zygote.py"), str(theirs.fileno())],
@@ -120,12 +139,11 @@ class Zygote:
 
     def probe(self, action, device="cpu"):
         """The answer of a small action in a worker, or None where no worker could give it."""
-        job = {
-            "action": action, "device": device, "params": {}, "memory_limit": 8 << 30, "disk_limit": 1 << 24,
-            "time_limit_s": 120,
-        }  # fmt: skip
+        setup = {"action": action, "device": device, "params": {}, "memory_limit": 8 << 30, "disk_limit": 1 << 24}
+        job = {"time_limit_s": 120, "memory_limit": setup["memory_limit"]}
         try:
-            outcome = self.run(job)
+            with self.worker(setup, slot="probe") as worker:
+                outcome = worker.run(job, last=True)
         except WorkerUnavailable:
             if not self.alive():
                 raise
@@ -134,6 +152,10 @@ class Zygote:
 
     def alive(self):
         return self.process is not None and self.process.poll() is None
+
+    def can_fork(self):
+        """Whether a worker can still be had: asked after one could not."""
+        return self.alive() and self.probe("probe_walls") is not None
 
     def stop(self):
         if self.process is not None:
@@ -148,7 +170,8 @@ class Zygote:
         mine = self.process.pid if self.alive() else None
         for _ in range(1000):
             strays = [child for child in zygote.children_of(os.getpid()) if child != mine]
-            strays += zygote.children_of(mine) if mine else []
+            # Keepers of other workers are the zygote's children too.
+            strays += zygote.children_of(mine) if mine and self._workers <= 1 else []
             if not strays:
                 return
             for child in strays:
@@ -160,7 +183,8 @@ class Zygote:
 
     def _send(self, message, descriptors=()):
         try:
-            socket.send_fds(self.control, [json.dumps(message).encode()], descriptors)
+            with self._sending:
+                socket.send_fds(self.control, [json.dumps(message).encode()], descriptors)
         except OSError as error:
             raise WorkerUnavailable(f"the zygote is gone: {error}") from error
 
@@ -176,83 +200,167 @@ class Zygote:
             raise WorkerUnavailable("the zygote died")
         return json.loads(data)
 
-    def run(self, job):
-        """Run one job in a worker of its own, to whichever end. Raises WorkerUnavailable."""
-        job = {
-            **job, "nonce": secrets.token_hex(16), "walls": self.walls, "scratch": self.scratch, "user": self.user,
-            "processes": MAX_THREADS + threads_of_user(),
-        }  # fmt: skip
-        job_descriptor = os.memfd_create("job")
-        os.write(job_descriptor, json.dumps(job).encode())
-        os.lseek(job_descriptor, 0, os.SEEK_SET)
-        result, result_end = os.pipe()
-        noise, noise_end = os.pipe()
+    @contextlib.contextmanager
+    def worker(self, setup, slot):
+        """A worker, ended with the block. `slot` tells apart those that live side by side."""
+        worker = Worker(self, setup, slot)
+        self._workers += 1
         try:
-            self._send({"run": True}, [job_descriptor, result_end, noise_end])
+            yield worker
+        finally:
+            worker.end()
+            self._workers -= 1
+
+    def open_worker(self, setup, descriptors):
+        self._send(setup, descriptors)
+
+
+class _Ended(Exception):
+    """The worker is gone, or has to go, while it waits at the gate."""
+
+
+class Worker:
+    """One worker, from its start to its end."""
+
+    def __init__(self, server, setup, slot):
+        self.server, self.setup = server, setup
+        self.scratch = os.path.join(server.folder, f"scratch-{slot}")
+        os.makedirs(self.scratch, exist_ok=True)
+        self.first = self.handle = None
+        self.jobs, self.over, self._holding, self._unsent, self._lines = 0, False, None, b"", b""
+        self.job, self.outcome, self.received, self.waited = None, Outcome(), 0, 0.0
+        number = slot if isinstance(slot, int) else 0
+        setup = {
+            **setup, "walls": server.walls, "scratch": self.scratch, "user": server.user + number,
+            "processes": MAX_THREADS + threads_of_user(), "cpu_seconds": setup.get("cpu_seconds", 1 << 30),
+        }  # fmt: skip
+        ours, theirs = self._pipes()
+        try:
+            server.open_worker(setup, theirs)
         except WorkerUnavailable:
-            for descriptor in (result, noise):
+            for descriptor in ours:
                 os.close(descriptor)
             raise
         finally:
-            for descriptor in (job_descriptor, result_end, noise_end):
+            for descriptor in theirs:
                 os.close(descriptor)
-        watch = Watch(self, job, result, noise)
-        try:
-            return watch.follow()
-        finally:
-            watch.close()
-            if not self.walls:
-                self.end_strays()
-                clear_folder(self.scratch)
-
-
-class Watch:
-    """Follows one worker from its start to its end."""
-
-    def __init__(self, server, job, result, noise):
-        self.server, self.job, self.result, self.noise = server, job, result, noise
-        self.outcome = Outcome()
-        self.lines, self.received = b"", 0
-        self.first = self.handle = None
-        self.started = time.monotonic()
-        for descriptor in (result, noise):
+        self._commands, self._result, self._noise, self._status = ours
+        self._open = {self._result, self._noise}
+        for descriptor in ours:
             os.set_blocking(descriptor, False)
 
-    def close(self):
-        for descriptor in (self.result, self.noise, self.handle):
-            if descriptor is not None:
-                os.close(descriptor)
+    @staticmethod
+    def _pipes():
+        """Our ends and the worker's: commands, results, noise, status."""
+        pairs = [os.pipe() for _ in range(4)]
+        ours = [pairs[0][1], *(pair[0] for pair in pairs[1:])]
+        return ours, [pairs[0][0], *(pair[1] for pair in pairs[1:])]
 
-    def follow(self):
-        ended = False
-        open_pipes = {self.result, self.noise}
-        killed_at = None
-        while not ended:
-            control = self.server.control
-            ready, _, _ = select.select([control, *open_pipes], [], [], POLL_SECONDS)
+    def run(self, job, *, last):
+        """Run one job, to whichever end. The last one closes the worker's commands. Raises WorkerUnavailable."""
+        self.job = {**job, "nonce": secrets.token_hex(16)}
+        self.outcome = Outcome()
+        self.received, self.waited = 0, 0.0
+        self.jobs += 1
+        self._unsent += json.dumps(self.job).encode() + b"\n"
+        self._close_when_sent = last
+        self.started = self._stepped = time.monotonic()
+        try:
+            self._follow(last)
+        finally:
+            self._leave_gate()
+        return self.outcome
+
+    def end(self):
+        """End the worker, if it is not over, and everything that it has started."""
+        try:
+            if not self.over:
+                self._kill()
+                self._await_end()
+        finally:
+            self._leave_gate()
+            self._close_commands()
+            for descriptor in (self._result, self._noise, self._status, self.handle):
+                if descriptor is not None:
+                    os.close(descriptor)
+            self._result = self._noise = self._status = self.handle = None
+            if not self.server.walls:
+                self.server.end_strays()
+                clear_folder(self.scratch)
+
+    def _await_end(self):
+        deadline = time.monotonic() + END_SECONDS
+        while not self.over:
+            if time.monotonic() > deadline:
+                raise WorkerUnavailable("a worker could not be ended")
+            ready, _, _ = select.select([self._status, *self._open], [], [], POLL_SECONDS)
             for descriptor in ready:
-                if descriptor is control:
-                    self.outcome.code = self.server._receive()["ended"]
-                    ended = True
-                elif not self.read(descriptor):
-                    open_pipes.discard(descriptor)
-            if ended:
+                if descriptor == self._status:
+                    self._take_end()
+                elif not self._read(descriptor):
+                    self._open.discard(descriptor)
+            # What was not there yet at the first try may be by now.
+            self._kill()
+
+    def _follow(self, last):
+        killed_at = None
+        while not self.over:
+            writing = [self._commands] if self._unsent and self._commands is not None else []
+            ready, writable, _ = select.select(
+                [self._status, *self._open], writing, [], GPU_POLL_SECONDS if self.server.gate else POLL_SECONDS
+            )
+            if writable:
+                self._write()
+            for descriptor in ready:
+                if descriptor == self._status:
+                    self._take_end()
+                elif not self._read(descriptor):
+                    self._open.discard(descriptor)
+            if self.over:
                 break
-            self.outcome.killed = self.outcome.killed or self.overstepped()
-            if self.outcome.killed:
+            if self.outcome.finished and not last and not self.outcome.killed:
+                if not self.outcome.garbled:
+                    self._step(None)
+                return
+            self.outcome.killed = self.outcome.killed or self._overstepped()
+            if self.outcome.killed or self.outcome.garbled and not last:
                 killed_at = killed_at or time.monotonic()
-                self.kill()
+                self._kill()
                 if time.monotonic() - killed_at > END_SECONDS:
                     raise WorkerUnavailable("a worker could not be ended")
         if not self.server.walls:
             self.server.end_strays()
-        for descriptor in open_pipes:
-            while self.read(descriptor):
+        for descriptor in self._open:
+            while self._read(descriptor):
                 pass
-        self.judge_end()
-        return self.outcome
+        self._step(None)
+        self._judge_end()
 
-    def kill(self):
+    def _write(self):
+        try:
+            sent = os.write(self._commands, self._unsent)
+            self._unsent = self._unsent[sent:]
+        except BlockingIOError:
+            return
+        except OSError:
+            # It is gone; its end comes over another pipe.
+            self._unsent = b""
+        if not self._unsent and self._close_when_sent:
+            self._close_commands()
+
+    def _close_commands(self):
+        if self._commands is not None:
+            os.close(self._commands)
+            self._commands = None
+
+    def _take_end(self):
+        data = os.read(self._status, 4096)
+        self.over = True
+        if not data:
+            raise WorkerUnavailable("the zygote died")
+        self.outcome.code = json.loads(data)["ended"]
+
+    def _kill(self):
         if self.handle is None:
             return
         try:
@@ -260,12 +368,16 @@ class Watch:
         except ProcessLookupError:
             pass
 
-    def overstepped(self):
+    def _overstepped(self):
         """Which limit the worker is over, if any."""
-        if time.monotonic() - self.started > self.job["time_limit_s"]:
+        limit = self.job["time_limit_s"] if self.first is not None else START_SECONDS
+        if time.monotonic() - self.started - self.waited > limit:
             return "timeout"
         if self.received > RESULT_BYTES:
             return "garbled"
+        return self._over_resources()
+
+    def _over_resources(self):
         if self.first is None:
             return None
         processes = descendants(self.first)
@@ -274,7 +386,7 @@ class Watch:
         used = sum(added_memory(process, self.server.inherited_bytes) for process in processes)
         return "memory" if used > self.job["memory_limit"] else None
 
-    def read(self, descriptor):
+    def _read(self, descriptor):
         """Take what is there; False where there is nothing more."""
         try:
             data = os.read(descriptor, 1 << 16)
@@ -284,18 +396,18 @@ class Watch:
             return False
         if not data:
             return False
-        if descriptor == self.noise:
+        if descriptor == self._noise:
             self.outcome.noise = (self.outcome.noise + data)[-NOISE_BYTES:]
-        else:
-            self.received += len(data)
-            if self.received <= RESULT_BYTES:
-                *lines, self.lines = (self.lines + data).split(b"\n")
-                for line in lines:
-                    self.take(line)
+            return True
+        self.received += len(data)
+        if self.received <= RESULT_BYTES:
+            *lines, self._lines = (self._lines + data).split(b"\n")
+            for line in lines:
+                self._take(line)
         return True
 
-    def take(self, line):
-        """One line of results. The first comes from the keeper, before the task starts."""
+    def _take(self, line):
+        """One line of results. The first comes from the keeper, before any task starts."""
         if self.first is None:
             self.first = json.loads(line)["first"]
             try:
@@ -304,37 +416,97 @@ class Watch:
                 pass
             self.started = time.monotonic()
             return
-        if self.job["action"] != "measure":
+        if self.setup["action"] != "measure":
             self.outcome.answers.append(json.loads(line))
             return
         try:
             message = json.loads(line)
             if message.pop("nonce") != self.job["nonce"]:
                 raise ValueError("a line without the worker's nonce")
-            self.accept(message)
+            self._accept(message)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self.outcome.garbled = self.outcome.garbled or f"{type(error).__name__}: {error}"[:200]
 
-    def accept(self, message):
+    def _accept(self, message):
         if "facts" in message:
             refusal = columns.refuse(message["facts"])
             if refusal:
                 raise ValueError(refusal)
             self.outcome.facts.update(message["facts"])
         elif "at" in message:
-            self.outcome.at = str(message["at"])[:40]
+            self._step(str(message["at"])[:40])
+        elif "gate" in message and self.server.gate is not None:
+            self._pass_gate(message["gate"])
         elif message.get("finished") is True:
+            self.outcome.left_behind = message.get("left_behind")
             self.outcome.finished = True
         else:
             raise ValueError("an unknown message")
 
-    def judge_end(self):
+    def _step(self, name):
+        """Books the time since the last step."""
+        now = time.monotonic()
+        if self.outcome.at is not None:
+            spent = self.outcome.seconds
+            spent[self.outcome.at] = spent.get(self.outcome.at, 0.0) + now - self._stepped
+        self._stepped = now
+        if name is not None:
+            self.outcome.at = name
+
+    # ---- the gate
+
+    def _pass_gate(self, wanted):
+        if wanted == "leave":
+            self._leave_gate()
+            return
+        pausing = wanted == "pause" and self._holding == "shared"
+        if not pausing and (wanted not in ("shared", "alone") or self._holding is not None):
+            raise ValueError(f"asks for the gate's {str(wanted)[:20]!r} out of turn")
+        began = time.monotonic()
+        try:
+            if pausing:
+                self.server.gate.pause(self._may_wait)
+            else:
+                self.server.gate.enter(wanted, self._may_wait)
+        except _Ended:
+            return
+        finally:
+            waited = time.monotonic() - began
+            self.waited += waited
+            self._stepped += waited
+            spent = self.outcome.seconds
+            name = "waiting alone" if wanted == "alone" else "waiting shared"
+            spent[name] = spent.get(name, 0.0) + waited
+            if pausing:
+                self._held_since += waited
+        if not pausing:
+            self._holding, self._held_since = wanted, time.monotonic()
+        self._unsent += b"enter\n"
+
+    def _may_wait(self):
+        """Asked now and then by the gate. A worker has no reason to do anything while it waits."""
+        if select.select([self._status], [], [], 0)[0]:
+            raise _Ended
+        self.outcome.killed = self.outcome.killed or self._over_resources()
+        if self.outcome.killed:
+            self._kill()
+            raise _Ended
+
+    def _leave_gate(self):
+        if self._holding is not None:
+            spent = self.outcome.seconds
+            name = f"holding {self._holding}"
+            spent[name] = spent.get(name, 0.0) + time.monotonic() - self._held_since
+            self.server.gate.leave(self._holding)
+            self._holding = None
+
+    def _judge_end(self):
         outcome = self.outcome
-        if self.lines:
+        if self._lines:
             outcome.garbled = outcome.garbled or "the last line has no end"
-        never_began = self.job["action"] == "measure" and outcome.at is None and outcome.killed is None
+        never_began = self.setup["action"] == "measure" and outcome.at is None and outcome.killed is None
         if outcome.code in (zygote.KEEPER_FAILED, zygote.FIRST_FAILED) or never_began:
-            raise WorkerUnavailable(f"a worker could not start (code {outcome.code})")
+            raise WorkerUnavailable(f"a worker could not start (code {outcome.code}){last_words(outcome)}")
 
 
 def descendants(root):
@@ -454,18 +626,85 @@ def facts_of(outcome, job):
     return facts
 
 
-def measure_task(server, job):
-    """The facts about one task. An end that a busy machine can bring about counts only when it comes twice. Raises
-    WorkerUnavailable where nothing was learnt."""
-    started = time.monotonic()
-    outcome = server.run(job)
-    if outcome.suspicious:
-        outcome = server.run(job)
-        if outcome.killed is None and not outcome.finished and outcome.code == 137:
-            outcome.noise += b"\nkilled twice"
-    facts = facts_of(outcome, job)
-    facts["total_s"] = time.monotonic() - started
-    return facts
+class Company:
+    """Jobs beside each other, or one that has the machine to itself: whoever wants that goes before newcomers."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._jobs, self._alone, self._wanting = 0, False, 0
+
+    @contextlib.contextmanager
+    def beside_others(self):
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone and not self._wanting)
+            self._jobs += 1
+            company = self._jobs > 1
+        try:
+            yield company
+        finally:
+            with self._changed:
+                self._jobs -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self):
+        with self._changed:
+            self._wanting += 1
+            self._changed.wait_for(lambda: not self._alone and not self._jobs)
+            self._wanting -= 1
+            self._alone = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._alone = False
+                self._changed.notify_all()
+
+
+class Slot:
+    """A place for one worker at a time; a worker lives for `tasks_per_worker` jobs if each of them ends well."""
+
+    def __init__(self, server, number, company, tasks_per_worker):
+        self._server, self._number, self._company = server, number, company
+        self._tasks_per_worker = tasks_per_worker
+        self._worker, self._open = None, contextlib.ExitStack()
+
+    def close(self):
+        self._worker = None
+        self._open.close()
+
+    def measure(self, setup, job):
+        """The facts about one task. An end that a busy machine can bring about counts only when it comes twice, the
+        second time without company. Raises WorkerUnavailable where nothing was learnt."""
+        started = time.monotonic()
+        with self._company.beside_others():
+            outcome = self._run(setup, job)
+        short_of_memory = self._server.gate is not None and outcome.facts.get("error_kind") == "memory"
+        if outcome.suspicious or short_of_memory:
+            with self._company.alone():
+                self.close()
+                outcome = self._run(setup, job)
+            if outcome.killed is None and not outcome.finished and outcome.code == 137:
+                outcome.noise += b"\nkilled twice"
+        facts = facts_of(outcome, job)
+        facts["total_s"] = time.monotonic() - started
+        return facts, outcome.seconds
+
+    def _run(self, setup, job):
+        if self._worker is not None and self._worker.over:
+            # It ended between two jobs, by itself or with the zygote.
+            self.close()
+        try:
+            if self._worker is None:
+                self._worker = self._open.enter_context(self._server.worker(setup, self._number))
+            last = self._worker.jobs + 1 >= self._tasks_per_worker
+            outcome = self._worker.run(job, last=last)
+        except WorkerUnavailable:
+            self.close()
+            raise
+        if last or not outcome.is_clean:
+            self.close()
+        return outcome
 
 
 def hide_from_tasks():

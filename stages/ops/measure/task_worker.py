@@ -1,26 +1,34 @@
-"""What runs inside a worker process: one task's code, and the measurements of it.
+"""What runs inside a worker process: tasks' code, one after another, and the measurements of it.
 
-The task's code shares this process, so nothing here is a defence. It sends facts as soon as it has them, over one
+A task's code shares this process, so nothing here is a defence. It sends facts as soon as it has them, over one
 pipe, so that a task which crashes in its compiled half still has the facts of its eager half.
+
+On a GPU several workers run side by side. Whatever computes there is inside `gate.shared()`, in steps of a few
+milliseconds with `gate.pause()` between them, and times are taken inside `gate.alone()`; compiling needs neither. Only a
+task's inputs and weights are kept in the GPU's memory while it is compiled.
 """
 
-import copy
+import contextlib
 import gc
 import importlib.util
 import json
 import os
 import random
+import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 
 import cuda_agent_stage as stage
 import tensors
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from cuda_clock import CudaClock
+from graph_trace import Trace
 
 MINIMUM_TRIALS = 3
+SETTLED_TRIALS = 5
 
 
 class TaskFailed(Exception):
@@ -31,10 +39,10 @@ class Report:
     """The way back to the supervisor: one JSON object a line, each with the nonce of this worker."""
 
     def __init__(self, descriptor, nonce):
-        self._descriptor, self._nonce = descriptor, nonce
+        self._descriptor, self.nonce = descriptor, nonce
 
     def send(self, **message):
-        line = json.dumps(stage.finite({"nonce": self._nonce, **message})) + "\n"
+        line = json.dumps(stage.finite({"nonce": self.nonce, **message})) + "\n"
         data = line.encode()
         while data:
             data = data[os.write(self._descriptor, data) :]
@@ -76,48 +84,119 @@ class Step:
         raise TaskFailed from error
 
 
+class Commands:
+    """The lines that the supervisor sends: jobs, and places at the gate."""
+
+    def __init__(self, descriptor):
+        self._descriptor, self._data = descriptor, b""
+
+    def line(self):
+        """The next line, or None at the end."""
+        while b"\n" not in self._data:
+            data = os.read(self._descriptor, 1 << 16)
+            if not data:
+                return None
+            self._data += data
+        line, _, self._data = self._data.partition(b"\n")
+        return line
+
+
+class NoGate:
+    """On a CPU every task has its cores to itself."""
+
+    shared = alone = apart = staticmethod(contextlib.nullcontext)
+
+    def pause(self):
+        pass
+
+
+class Gate:
+    """Asks the supervisor for a place on the GPU; all work is over before it is given back."""
+
+    def __init__(self, commands, report):
+        self._commands, self._report, self._holding = commands, report, None
+
+    def _enter(self, kind):
+        self._report.send(gate=kind)
+        if self._commands.line() != b"enter":
+            # The supervisor is gone or gave this worker up.
+            os._exit(1)
+        self._holding = kind
+
+    def _leave(self):
+        try:
+            torch.cuda.synchronize()
+        finally:
+            self._holding = None
+            self._report.send(gate="leave")
+
+    @contextlib.contextmanager
+    def shared(self):
+        """Beside others. Inside of either kind of place it is that place."""
+        if self._holding is not None:
+            yield
+            return
+        self._enter("shared")
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def pause(self):
+        """Between two steps of a shared place: lets clocks pass."""
+        if self._holding == "shared":
+            torch.cuda.synchronize()
+            self._enter_again()
+
+    def _enter_again(self):
+        self._report.send(gate="pause")
+        if self._commands.line() != b"enter":
+            os._exit(1)
+
+    @contextlib.contextmanager
+    def alone(self):
+        self._enter("alone")
+        try:
+            yield
+        finally:
+            self._leave()
+
+    @contextlib.contextmanager
+    def apart(self):
+        """Alone for a while in the middle of a shared place: what chooses among kernels by their times needs it."""
+        was_shared = self._holding == "shared"
+        if self._holding == "alone":
+            yield
+            return
+        if was_shared:
+            self._leave()
+        try:
+            with self.alone():
+                yield
+        finally:
+            if was_shared:
+                self._enter("shared")
+
+
 def seed_everything(seed):
+    # Not torch.manual_seed: for devices that are not in use it keeps a growing list of calls, each with a formatted stack.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
     random.seed(seed)
-    torch.manual_seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % (1 << 32))
-
-
-class RandomOperators(TorchDispatchMode):
-    """Collects the operators that draw random numbers while a model runs.
-
-    torch tags every operator that *can* draw; one whose arguments switch that off (dropout_p=0, training=False) is
-    left out, else every attention would count as random.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.names = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if torch.Tag.nondeterministic_seeded in function.tags and self._draws(function, args, kwargs or {}):
-            self.names.add(str(function.name()))
-        return function(*args, **(kwargs or {}))
-
-    @staticmethod
-    def _draws(function, args, kwargs):
-        names = [argument.name for argument in function._schema.arguments]
-        given = {**dict(zip(names, args)), **kwargs}
-        if "dropout_p" in names:
-            return bool(given.get("dropout_p", 0.0))
-        for switch in ("train", "training"):
-            if switch in names:
-                return bool(given.get(switch, False))
-        return True
 
 
 class Task:
     """A loaded task: its module, its model, and how to run it."""
 
-    def __init__(self, job, report):
-        self.report, self.device = report, torch.device(job["device"])
-        self.seed, self.params = job["seed"] % (1 << 31), job["params"]
+    def __init__(self, setup, job, report, gate):
+        self.report, self.gate, self.device = report, gate, torch.device(setup["device"])
+        self.seed, self.params = job["seed"] % (1 << 31), setup["params"]
         self.code = job["code"]
+        self.drawn_on = self.device
+        self.mutates = False
 
     def load(self):
         with Step(self.report, "load"):
@@ -134,90 +213,121 @@ class Task:
                     raise AttributeError(f"the file defines no {name}")
         self.report.facts(loads=True)
 
+    def make_model(self, seed):
+        seed_everything(seed)
+        arguments = self.module.get_init_inputs() if hasattr(self.module, "get_init_inputs") else []
+        return self.module.Model(**arguments) if isinstance(arguments, dict) else self.module.Model(*arguments)
+
     def build(self):
         with Step(self.report, "init"):
-            seed_everything(self.seed)
-            arguments = self.module.get_init_inputs() if hasattr(self.module, "get_init_inputs") else []
-            model = self.module.Model(**arguments) if isinstance(arguments, dict) else self.module.Model(*arguments)
-            self.model = model.to(self.device).eval()
+            model = self.make_model(self.seed)
+            with self.gate.shared():
+                self.model = model.to(self.device).eval()
             parameters = sum(parameter.numel() for parameter in model.parameters())
         self.report.facts(builds=True, parameters=parameters)
 
     def draw(self, number):
-        """Fresh inputs: the same for the same number, whatever was drawn before."""
+        """Fresh inputs: the same for the same number, whatever was drawn before. They are made on the device, which
+        draws gigabytes in milliseconds, unless the task's code does not bear that."""
+        if self.drawn_on.type != "cpu":
+            try:
+                return self._draw_on(self.drawn_on, number)
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, TypeError):
+                # It mixes devices or hands a GPU tensor to numpy; it will do so the next time too.
+                self.drawn_on = torch.device("cpu")
+        return self._draw_on(self.drawn_on, number)
+
+    def _draw_on(self, device, number):
         seed_everything(self.seed + number)
-        values = list(self.module.get_inputs())
+        with contextlib.nullcontext() if device.type == "cpu" else device:
+            values = list(self.module.get_inputs())
         return [value.to(self.device) if isinstance(value, torch.Tensor) else value for value in values]
 
+    def arguments(self, inputs):
+        """For one call: a copy where the model writes into its inputs, so that it can't spoil the next call."""
+        return tensors.clone(inputs) if self.mutates else inputs
+
     def forward(self, inputs, *, seed=0, model=None):
-        """Outputs for a copy of the inputs, so that a model which writes into them can't spoil the next call."""
-        copied = tensors.clone(inputs)
+        arguments = self.arguments(inputs)
         seed_everything(self.seed + 1000 + seed)
-        return [output.detach() for output in tensors.flatten((self.model if model is None else model)(*copied))]
+        return [output.detach() for output in tensors.flatten((self.model if model is None else model)(*arguments))]
 
 
 def draw_inputs(task):
-    with Step(task.report, "inputs"):
-        first, second = task.draw(0), task.draw(1)
-        again = task.draw(0)
+    """The inputs for nearly everything, and what the other draws say of them."""
+    with Step(task.report, "inputs"), task.gate.shared():
+        first = task.draw(0)
+        repeatable = tensors.equal(first, task.draw(0))
+        second = task.draw(1)
+        fixed = [tensors.equal(*pair) for pair in zip(first, second) if isinstance(pair[0], torch.Tensor)]
     task.report.facts(
-        inputs=json.dumps(tensors.describe(first)),
-        inputs_fixed=[
-            tensors.equal(*pair) for pair in zip(first, second) if isinstance(pair[0], torch.Tensor)
-        ],
-        inputs_repeatable=tensors.equal(first, again),
+        inputs=json.dumps(tensors.describe(first)), inputs_fixed=fixed, inputs_repeatable=repeatable
     )
-    return first, second
+    return first
 
 
 def run_eager(task, first):
     """The first run: what comes out, and whether the inputs survive it."""
     with Step(task.report, "forward"):
-        copied = tensors.clone(first)
+        versions = [value._version for value in first if isinstance(value, torch.Tensor)]
+        before = tensors.clone(first) if task.device.type == "cpu" else None
         seed_everything(task.seed + 1000)
-        outputs = [output.detach() for output in tensors.flatten(task.model(*copied))]
+        # The outputs of a model that returns its inputs must not change with them.
+        outputs = [output.detach() for output in tensors.flatten(task.model(*first))]
         if not outputs:
             raise TypeError("forward returned no tensor")
+        task.mutates = versions != [value._version for value in first if isinstance(value, torch.Tensor)]
+        if before is not None:
+            task.mutates = task.mutates or not tensors.equal(before, first)
+        if task.mutates:
+            outputs = [output.clone() for output in outputs]
+            first[:] = task.draw(0) if before is None else before
         summary = tensors.Summary(outputs)
-    task.mutates = not tensors.equal(copied, first)
     task.report.facts(
         executes_eager=True,
         outputs=json.dumps(tensors.describe(outputs)),
         mutates_inputs=task.mutates,
         **summary.facts(),
     )
-    task.finite = summary.finite
+    task.finite, task.deviations_seen = summary.finite, [summary.deviation]
     return outputs, summary
 
 
-def time_eager(task, first):
-    with Step(task.report, "eager_timing"):
-        task.report.facts(**time_calls(task, task.model, first, "eager"))
-
-
 def check_randomness(task, first, outputs, deviations):
+    """Another run, with another seed before the forward. Only where that differs does it matter whether the same seed
+    gives the same."""
     with Step(task.report, "repeat"):
-        with RandomOperators() as operators:
-            again = task.forward(first)
-        repeat = tensors.Difference(outputs, again, deviations)
-        reseeded = tensors.Difference(outputs, task.forward(first, seed=1), deviations)
+        with Trace(task.model, first) as trace:
+            again = task.forward(first, seed=1)
+        reseeded = tensors.Difference(outputs, again, deviations)
+        del again
+        repeat = reseeded
+        if reseeded.absolute != 0:
+            repeat = tensors.Difference(outputs, task.forward(first), deviations)
     task.report.facts(
-        repeat_abs=repeat.absolute, reseed_abs=reseeded.absolute, random_ops=sorted(operators.names)
+        repeat_abs=repeat.absolute, reseed_abs=reseeded.absolute, random_ops=sorted(trace.random),
+        graph=trace.digest(), graph_operators=trace.operators,
     )
 
 
-def check_sensitivity(task, first, second, outputs, deviations):
+def check_sensitivity(task, first, outputs, deviations):
     """What the outputs do when all inputs are fresh, and when one of them is."""
     positions = [index for index, value in enumerate(first) if isinstance(value, torch.Tensor)]
     absolute, relative, share = [], [], []
     with Step(task.report, "sensitivity"):
+        second = task.draw(1)
         fresh_outputs = task.forward(second)
         fresh = tensors.Difference(outputs, fresh_outputs, deviations)
-        finite = task.finite and tensors.all_finite(fresh_outputs)
+        summary = tensors.Summary(fresh_outputs)
+        task.finite = task.finite and summary.finite
+        task.deviations_seen.append(summary.deviation)
         del fresh_outputs
         shapes_vary = fresh.shapes_differ
-        task.report.facts(fresh_abs=fresh.absolute, fresh_rel=fresh.relative, finite=finite)
+        task.report.facts(fresh_abs=fresh.absolute, fresh_rel=fresh.relative, finite=task.finite)
         for index in positions:
+            task.gate.pause()
             if tensors.equal(first[index], second[index]):
                 difference = None
             elif len(first) == 1:
@@ -234,16 +344,27 @@ def check_sensitivity(task, first, second, outputs, deviations):
     )
 
 
+def check_other_weights(task, model):
+    """A third draw of the inputs, and weights of another seed: is what comes out still finite, and of a like size?"""
+    with Step(task.report, "other_weights"):
+        summary = tensors.Summary(task.forward(task.draw(2), model=model.to(task.device).eval()))
+    task.deviations_seen.append(summary.deviation)
+    low, high = min(task.deviations_seen), max(task.deviations_seen)
+    task.report.facts(
+        finite=task.finite and summary.finite, seed_std_ratio=high / low if low > 0 else None
+    )
+
+
 def check_train_mode(task, first, outputs, deviations):
     """The model in train mode. Its buffers (running statistics) are put back; that it fails there is a fact only."""
     task.report.at("train_mode")
     buffers = {name: buffer.clone() for name, buffer in task.model.named_buffers()}
     try:
         task.model.train()
-        with RandomOperators() as operators:
+        with Trace(task.model, first) as trace:
             difference = tensors.Difference(outputs, task.forward(first), deviations)
         task.report.facts(
-            train_abs=difference.absolute, train_rel=difference.relative, train_random_ops=sorted(operators.names)
+            train_abs=difference.absolute, train_rel=difference.relative, train_random_ops=sorted(trace.random)
         )
     except Exception as error:
         task.report.facts(train_error=first_lines(error))
@@ -254,27 +375,63 @@ def check_train_mode(task, first, outputs, deviations):
                 buffer.copy_(buffers[name])
 
 
-def check_compiled(task, first, outputs, deviations):
+def compile_model(task, first):
+    """The compiled model, after its first call. What compiling needs of the GPU is inside the gate: see `compiler`."""
     with Step(task.report, "compile"):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        compiled = torch.compile(task.model)
+        compiled = torch.compile(task.model, **compiler(task))
         started = time.perf_counter()
         results = task.forward(first, model=compiled)
         synchronise(task.device)
         seconds = time.perf_counter() - started
-        difference = tensors.Difference(outputs, results, deviations)
     task.report.facts(
         executes_compiled=True,
         compile_s=seconds,
         graph_breaks=sum(torch._dynamo.utils.counters["graph_break"].values()),
+    )
+    return compiled, results
+
+
+def compiler(task):
+    """Options of torch.compile: none on a CPU. On a GPU its own compiler with a gate before whatever it made runs."""
+    if task.device.type == "cpu":
+        return {}
+    from torch._inductor.compile_fx import compile_fx
+
+    def gated(graph, examples):
+        function = compile_fx(graph, examples)
+
+        def run(*arguments):
+            with task.gate.shared():
+                return function(*arguments)
+
+        return run
+
+    return {"backend": gated}
+
+
+def choose_kernels_apart(gate):
+    """Have the compiler take the times that it chooses kernels by while nobody else works on the GPU."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    choose = CachingAutotuner.autotune_to_one_config
+
+    def apart(self, *arguments, **named):
+        with gate.apart():
+            return choose(self, *arguments, **named)
+
+    CachingAutotuner.autotune_to_one_config = apart
+
+
+def compare_compiled(task, first, results, deviations):
+    with Step(task.report, "compile"), task.gate.shared():
+        difference = tensors.Difference(task.forward(first), results, deviations)
+    task.report.facts(
         compiled_abs=difference.absolute,
         compiled_rel=difference.relative,
         compiled_tolerance=difference.tolerance,
     )
-    del results
-    with Step(task.report, "compiled_timing"):
-        task.report.facts(**time_calls(task, compiled, first, "compiled"))
 
 
 def synchronise(device):
@@ -282,49 +439,70 @@ def synchronise(device):
         torch.cuda.synchronize(device)
 
 
-def wall_clock(call):
-    """Milliseconds of a call on the CPU."""
-    started = time.perf_counter_ns()
-    call()
-    return (time.perf_counter_ns() - started) / 1e6
+class CpuClock:
+    """Wall time of a call."""
+
+    def milliseconds(self, call, launch_seconds):
+        started = time.perf_counter_ns()
+        call()
+        return (time.perf_counter_ns() - started) / 1e6, None, launch_seconds
 
 
-def event_clock(call):
-    """Milliseconds of a call on the current CUDA stream, from event to event."""
-    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    before.record()
-    call()
-    after.record()
-    after.synchronize()
-    return before.elapsed_time(after)
+def launch_seconds(task, model, inputs):
+    """How long the CPU is busy with a call, which the clock hides behind a spin."""
+    if task.device.type == "cpu":
+        return 0.0
+    arguments = task.arguments(inputs)
+    synchronise(task.device)
+    started = time.perf_counter()
+    model(*arguments)
+    return time.perf_counter() - started
 
 
-def time_calls(task, model, inputs, name):
-    """The median and its company. Trials stop early, but not before three, where they would take too long."""
-    clock = event_clock if task.device.type == "cuda" else wall_clock
-    arguments = tensors.clone(inputs)
-    times = []
-    gc.collect()
-    gc.disable()
-    try:
-        for trial in range(task.params["warmup"] + task.params["trials"]):
-            if task.mutates:
-                arguments = tensors.clone(inputs)
-            synchronise(task.device)
-            milliseconds = clock(lambda: model(*arguments))
-            if trial >= task.params["warmup"]:
+def time_calls(task, clock, model, inputs, name):
+    """The median and its company. Trials stop early where they agree, and, though not before three, where they would
+    take too long."""
+    with Step(task.report, f"{name}_timing"):
+        seconds, times, all_hidden = launch_seconds(task, model, inputs), [], None
+        # A GPU is warm from what was run before.
+        warmup = min(task.params["warmup"], 1 if task.device.type == "cuda" else task.params["warmup"])
+        gc.collect()
+        gc.disable()
+        try:
+            for trial in range(warmup + task.params["trials"]):
+                arguments = task.arguments(inputs)
+                synchronise(task.device)
+                milliseconds, hidden, seconds = clock.milliseconds(lambda: model(*arguments), seconds)
+                if trial < warmup:
+                    continue
                 times.append(milliseconds)
-            if len(times) >= MINIMUM_TRIALS and sum(times) > task.params["timing_s"] * 1000:
-                break
-    finally:
-        gc.enable()
-    quarters = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [times[0]] * 3
-    return {
+                if hidden is not None:
+                    all_hidden = hidden and all_hidden is not False
+                if is_enough(times, task.params):
+                    break
+        finally:
+            gc.enable()
+        quarters = quartiles(times)
+    task.report.facts(**{
         f"{name}_ms": quarters[1],
         f"{name}_min_ms": min(times),
         f"{name}_iqr_ms": quarters[2] - quarters[0],
         f"{name}_trials": len(times),
-    }
+        f"{name}_hidden": all_hidden,
+    })
+
+
+def quartiles(times):
+    return statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [times[0]] * 3
+
+
+def is_enough(times, params):
+    if len(times) >= MINIMUM_TRIALS and sum(times) > params["timing_s"] * 1000:
+        return True
+    if len(times) < SETTLED_TRIALS:
+        return False
+    low, middle, high = quartiles(times)
+    return high - low <= params["settled"] * middle
 
 
 def resident_bytes(field):
@@ -342,7 +520,7 @@ def peak_memory(device, before):
     return max(0, resident_bytes("VmHWM") - before)
 
 
-def prepare_process(job):
+def prepare_process(setup):
     """Point every cache at this worker's own folder, and fix the number of threads."""
     folder = os.getcwd()
     os.environ.update(
@@ -351,36 +529,150 @@ def prepare_process(job):
         TRITON_CACHE_DIR=os.path.join(folder, "triton"),
     )
     tempfile.tempdir = None
-    torch.set_num_threads(job["params"]["threads"])
-    if job["device"] == "cuda":
+    torch.set_num_threads(setup["params"]["threads"])
+    if setup["device"] == "cuda":
         total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, job["memory_limit"] / total))
+        torch.cuda.set_per_process_memory_fraction(min(setup["gpu_memory_limit"] / total, 0.25))
 
 
-def measure(job, report):
+def measure(setup, job, report, gate, clock):
     before = resident_bytes("VmRSS")
-    task = Task(job, report)
+    task = Task(setup, job, report, gate)
     task.load()
     with torch.no_grad():
         task.build()
-        first, second = draw_inputs(task)
-        outputs, summary = run_eager(task, first)
-        time_eager(task, first)
-        report.facts(peak_memory_bytes=peak_memory(task.device, before))
-        check_randomness(task, first, outputs, summary.deviations)
-        check_sensitivity(task, first, second, outputs, summary.deviations)
-        check_train_mode(task, first, outputs, summary.deviations)
-        if job["params"]["compile"]:
-            check_compiled(task, first, outputs, summary.deviations)
+        first = draw_inputs(task)
+        others = other_model(task)
+        with gate.shared():
+            if task.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            outputs, summary = run_eager(task, first)
+            report.facts(peak_memory_bytes=peak_memory(task.device, before))
+            if task.device.type == "cpu":
+                # Before anything that could break the process, so that a crash still leaves a time.
+                time_calls(task, clock, task.model, first, "eager")
+            gate.pause()
+            check_randomness(task, first, outputs, summary.deviations)
+            gate.pause()
+            check_sensitivity(task, first, outputs, summary.deviations)
+            gate.pause()
+            check_train_mode(task, first, outputs, summary.deviations)
+            gate.pause()
+            check_other_weights(task, others)
+            del outputs, others
+        models = {"eager": task.model} if task.device.type == "cuda" else {}
+        try:
+            if setup["params"]["compile"]:
+                models["compiled"], results = compile_model(task, first)
+                compare_compiled(task, first, results, summary.deviations)
+                del results
+        finally:
+            # One visit to the clock for both. What does not compile still has its eager time.
+            with gate.alone() if models else contextlib.nullcontext():
+                for name, model in models.items():
+                    time_calls(task, clock, model, first, name)
 
 
-def run(job, descriptor):
-    """Measure one task and send the facts; returns only when everything was sent."""
-    report = Report(descriptor, job["nonce"])
+def other_model(task):
+    with Step(task.report, "init"):
+        return task.make_model(task.seed + 1)
+
+
+class Traces:
+    """What a task may leave behind in the process: functions replaced, threads, settings. A worker that finds any is
+    not used again."""
+
+    MODULES = ("torch", "torch.nn", "torch.nn.functional", "torch.cuda", "torch.compiler", "torch._dynamo", "builtins",
+               "time", "os", "json", "random", "statistics", "importlib.util", "gc", "tensors", "cuda_clock", "graph_trace",
+               __name__)  # fmt: skip
+
+    def __init__(self):
+        self._before = {name: dict(vars(sys.modules[name])) for name in self.MODULES if name in sys.modules}
+        self._classes = {
+            owner: dict(vars(owner))
+            for owner in (torch.Tensor, torch.nn.Module, torch.cuda.Event, torch.Generator, CudaClock, Gate, Report)
+        }
+        self._threads = threading.active_count()
+        self._settings = self.settings()
+
+    @staticmethod
+    def settings():
+        backends = torch.backends
+        return (
+            torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_device(),
+            torch.are_deterministic_algorithms_enabled(), backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32,
+            backends.cudnn.benchmark, backends.cudnn.deterministic, backends.cudnn.enabled,
+            torch.get_float32_matmul_precision(), os.getcwd(), gc.isenabled(),
+        )  # fmt: skip
+
+    def found(self):
+        """What differs from the beginning, or None."""
+        for name, before in self._before.items():
+            now = vars(sys.modules[name])
+            changed = [key for key, value in before.items() if now.get(key) is not value]
+            if changed:
+                return f"{name}.{changed[0]} was replaced"
+        for owner, before in self._classes.items():
+            changed = [key for key, value in vars(owner).items() if before.get(key) is not value and key != "__doc__"]
+            if changed:
+                return f"{owner.__name__}.{changed[0]} was replaced"
+        if threading.active_count() > self._threads:
+            return "a thread"
+        if self.settings() != self._settings:
+            return "a setting of torch"
+        return None
+
+
+def clean_up(folder):
+    """Room for the next task: its module, what was compiled, and files, but for compiled kernels, which are found by
+    their whole source."""
+    sys.modules.pop("task_module", None)
+    torch._dynamo.reset()
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    os.chdir(folder)
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if name == "triton":
+            continue
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
+
+
+def serve(setup, results, commands_descriptor):
+    """Measure the tasks of the jobs that come, until there are no more."""
+    commands, folder = Commands(commands_descriptor), os.getcwd()
+    line = commands.line()
+    if line is None:
+        return
+    job = json.loads(line)
+    report = Report(results, job["nonce"])
     report.at("start")
-    prepare_process(copy.deepcopy(job))
-    try:
-        measure(job, report)
-    except TaskFailed:
-        pass
-    report.send(finished=True)
+    prepare_process(setup)
+    gate, clock, traces = NoGate(), CpuClock(), None
+    if setup["device"] == "cuda":
+        gate = Gate(commands, report)
+        choose_kernels_apart(gate)
+        with gate.shared():
+            clock = CudaClock(torch.device("cuda"))
+        traces = Traces()
+    while True:
+        try:
+            measure(setup, job, report, gate, clock)
+        except TaskFailed:
+            pass
+        left_behind = None
+        if traces is not None:
+            # Nothing is remembered of a task that failed: the supervisor ends this process.
+            clean_up(folder)
+            left_behind = traces.found()
+        report.send(finished=True, left_behind=left_behind)
+        line = commands.line()
+        if line is None:
+            return
+        job = json.loads(line)
+        report.nonce = job["nonce"]
+        report.at("start")

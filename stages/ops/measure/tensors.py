@@ -7,7 +7,8 @@ import math
 
 import torch
 
-SLICE = 1 << 22
+SLICE, GPU_SLICE = 1 << 22, 1 << 25
+SAMPLE = 1 << 16
 
 
 def flatten(value):
@@ -43,8 +44,10 @@ def _slices(tensor):
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     flat = tensor.reshape(-1)
-    for start in range(0, flat.numel(), SLICE):
-        yield flat[start : start + SLICE].double()
+    size = GPU_SLICE if flat.is_cuda else SLICE
+    for start in range(0, flat.numel(), size):
+        # A copy always: comparisons write into it.
+        yield flat[start : start + size].to(torch.float64, copy=True)
 
 
 class Summary:
@@ -52,35 +55,64 @@ class Summary:
 
     def __init__(self, tensors):
         self.finite, self.constant = True, bool(tensors)
-        self.count, self.sum, self.squares = 0, 0.0, 0.0
+        self.count, self.sum, self.squares, self.zeros = 0, 0.0, 0.0, 0
         self.min, self.max = math.inf, -math.inf
         self.deviations = []
         for tensor in tensors:
             self._add(tensor)
+        self.top_share = max(map(_top_share, tensors), default=None)
 
     def _add(self, tensor):
-        count, total, squares, low, high = 0, 0.0, 0.0, math.inf, -math.inf
-        for part in _slices(tensor):
-            self.finite = self.finite and bool(torch.isfinite(part).all())
-            count += part.numel()
-            total += part.sum().item()
-            squares += part.square().sum().item()
-            low, high = min(low, part.min().item()), max(high, part.max().item())
+        # One transfer for each tensor: on a GPU every single number would wait for all that is queued.
+        rows = [_describe(part) for part in _slices(tensor)]
+        rows = torch.stack(rows).tolist() if rows else []
+        count, total, squares = tensor.numel(), sum(row[1] for row in rows), sum(row[2] for row in rows)
+        if tensor.is_complex():
+            count *= 2
+        self.finite = self.finite and all(row[0] for row in rows)
+        low, high = min((row[3] for row in rows), default=math.inf), max((row[4] for row in rows), default=-math.inf)
+        if any(math.isnan(row[3]) for row in rows):
+            low = high = math.nan
         if low != high and count:
             self.constant = False
         self.deviations.append(_deviation(count, total, squares))
         self.count, self.sum, self.squares = self.count + count, self.sum + total, self.squares + squares
+        self.zeros += sum(row[5] for row in rows)
         self.min, self.max = min(self.min, low), max(self.max, high)
+
+    @property
+    def deviation(self):
+        """Over all outputs together."""
+        return _deviation(self.count, self.sum, self.squares) if self.count else 0.0
 
     def facts(self):
         return {
             "finite": self.finite,
             "output_mean": self.sum / self.count if self.count else None,
-            "output_std": _deviation(self.count, self.sum, self.squares) if self.count else None,
+            "output_std": self.deviation if self.count else None,
             "output_min": self.min,
             "output_max": self.max,
             "output_constant": self.constant,
+            "output_zero_share": self.zeros / self.count if self.count else None,
+            "output_top_share": self.top_share,
         }
+
+
+def _describe(part):
+    """Of one slice: finite, sum, sum of squares, smallest, largest, zeros."""
+    numbers = (torch.isfinite(part).all(), part.sum(), part.square().sum(), part.min(), part.max(), (part == 0).sum())
+    return torch.stack([number.double() for number in numbers])
+
+
+def _top_share(tensor):
+    """How much of a sample of the elements has the value that occurs most often."""
+    if tensor.is_quantized or tensor.layout is not torch.strided or not tensor.numel():
+        return 0.0
+    flat = torch.view_as_real(tensor).reshape(-1) if tensor.is_complex() else tensor.reshape(-1)
+    # Odd steps, so that a period of a row's length doesn't meet the same column always.
+    sample = flat[:: max(1, flat.numel() // SAMPLE) | 1][:SAMPLE]
+    counts = torch.unique(sample, return_counts=True)[1]
+    return counts.max().item() / sample.numel()
 
 
 def _deviation(count, total, squares):
@@ -134,15 +166,12 @@ class Difference:
             self._add(first, second, deviation)
 
     def _add(self, first, second, deviation):
-        largest = 0.0
-        for a, b in zip(_slices(first), _slices(second)):
-            same = (a == b) | (a.isnan() & b.isnan())
-            gap = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
-            largest = max(largest, gap.max().item())
-            scaled = (gap / (1 + a.abs())).nan_to_num(nan=math.inf, posinf=math.inf)
-            self.tolerance = max(self.tolerance, scaled.max().item())
-            self.changed += int((~same).sum().item())
-            self.count += a.numel()
+        rows = [_compare(a, b) for a, b in zip(_slices(first), _slices(second))]
+        rows = torch.stack(rows).tolist() if rows else []
+        largest = max((row[0] for row in rows), default=0.0)
+        self.tolerance = max([self.tolerance, *(row[1] for row in rows)])
+        self.changed += int(sum(row[2] for row in rows))
+        self.count += first.numel() * (2 if first.is_complex() else 1)
         self.absolute = max(self.absolute, largest)
         if largest > 0:
             self.relative = max(self.relative, largest / deviation if deviation > 0 else math.inf)
@@ -150,3 +179,11 @@ class Difference:
     @property
     def share(self):
         return self.changed / self.count if self.count else 0.0
+
+
+def _compare(a, b):
+    """Of two slices: the largest gap, the largest in units of 1 + |a|, and how many elements differ."""
+    same = (a == b) | (a.isnan() & b.isnan())
+    gap = (a - b).abs_().masked_fill_(same, 0.0).nan_to_num_(nan=math.inf, posinf=math.inf)
+    scaled = (gap / a.abs_().add_(1)).nan_to_num_(nan=math.inf, posinf=math.inf)
+    return torch.stack([gap.max(), scaled.max(), (~same).sum().double()])

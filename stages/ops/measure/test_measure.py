@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 HERE = pathlib.Path(__file__).resolve().parent
 # Where the engine lets the program look for modules.
-FOLDERS = [str(HERE), str(HERE.parent / "python"), str(HERE.parent.parent / "protocol" / "python")]
+FOLDERS = [str(HERE), *(str(HERE.parent.parent / name) for name in ("ops/python", "protocol/python", "torch_runtime"))]
 sys.path[:0] = FOLDERS
 
 import columns  # noqa: E402
@@ -38,7 +38,8 @@ measure = load_program()
 
 PARAMS = {
     "device": "auto", "compile": True, "threads": 1, "trials": 5, "warmup": 1, "timing_s": 2.0, "time_limit_s": 20,
-    "memory_limit": "1GiB", "disk_limit": "64MiB",
+    "memory_limit": "1GiB", "disk_limit": "64MiB", "gpu_memory_limit": "8GiB", "settled": 0.0, "workers": 0,
+    "tasks_per_worker": 0,
 }  # fmt: skip
 
 
@@ -165,11 +166,10 @@ class Driver:
         self.folder = folder
         (folder / "request.json").write_text(json.dumps(request(folder, {**PARAMS, **params}, device)))
         reader, writer = os.pipe()
-        paths = [HERE, HERE.parent / "python", HERE.parent.parent / "protocol" / "python"]
         environment = {
             "PATH": os.environ["PATH"] if path is None else path,
             "HOME": os.environ.get("HOME", "/"),
-            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "PYTHONPATH": os.pathsep.join(FOLDERS),
             "CUDA_AGENT_REQUEST": str(folder / "request.json"),
             "CUDA_AGENT_EVENTS_FD": str(writer),
         }
@@ -411,19 +411,23 @@ def test_without_namespaces_strays_are_ended_and_limits_hold(tmp_path):
     server.start()
     try:
         server.walls = False
-        job = {
-            "action": "measure", "device": "cpu", "seed": 1, "time_limit_s": 30.0, "memory_limit": 1 << 30,
-            "disk_limit": 1 << 26, "params": {**PARAMS, "compile": False},
-        }  # fmt: skip
+        params = {**PARAMS, "compile": False}
+        setup = {"action": "measure", "device": "cpu", "memory_limit": 1 << 30, "disk_limit": 1 << 26, "params": params}
+        job = {"seed": 1, "time_limit_s": 30.0, "memory_limit": 1 << 30, "params": params}
+        slot = supervisor.Slot(server, 0, supervisor.Company(), 1)
+
+        def measured(code):
+            return slot.measure(setup, {**job, "code": code})[0]
+
         for name in ("outlives", "noisy"):
-            row = supervisor.measure_task(server, {**job, "code": SURVIVING[name]})
+            row = measured(SURVIVING[name])
             assert row["error"] is None, row["error"]
         for name in ("memory_bomb", "memory_in_children", "exits_at_once", "raises_limits", "crashes"):
-            row = supervisor.measure_task(server, {**job, "code": HOSTILE[name][0]})
+            row = measured(HOSTILE[name][0])
             assert row["error_kind"] == HOSTILE[name][1], (name, row["error"])
-        assert os.listdir(server.scratch) == []
+        assert os.listdir(tmp_path / "scratch-0") == []
         assert supervisor.zygote.children_of(server.process.pid) == []
-        row = supervisor.measure_task(server, {**job, "code": HONEST["linear"]})
+        row = measured(HONEST["linear"])
         assert row["executes_eager"] and row["error"] is None
     finally:
         server.stop()
@@ -455,4 +459,5 @@ def test_the_manifest_declares_what_the_program_records():
     assert [column["name"] for column in declared] == list(columns.FACTS)
     assert all(column["doc"] for column in declared)
     assert set(manifest["params"]) == set(PARAMS)
-    assert set(manifest["sources"]) == {path.name for path in HERE.glob("*.py") if not path.name.startswith("test_")}
+    beside = {path.name for path in HERE.glob("*.py") if not path.name.startswith("test_")}
+    assert {source for source in manifest["sources"] if "/" not in source} == beside

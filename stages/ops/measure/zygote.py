@@ -1,16 +1,19 @@
-"""A process that has torch and its compiler warm, and forks a worker for each task.
+"""A process that has torch and its compiler warm, and forks a worker for each request.
 
 `import torch` costs 2 s and the first `torch.compile` of a process another 15 to 25; a fork of a process that has
 both costs 10 ms. Forking is safe only from a process with one thread, so nothing here may start another: one torch
-thread (no OpenMP team), no OpenBLAS threads, compilation in-process, no progress-bar monitor. The zygote never touches
-CUDA, since a context does not survive a fork.
+thread (no OpenMP team), no OpenBLAS threads, compilation in-process, no progress-bar monitor.
 
 A worker is three processes deep:
 
     zygote - keeper (makes the namespaces, waits) - first (process 1 of its namespace, waits) - the task
 
-When `first` ends, by itself or killed by the supervisor, the kernel ends all that the task has started.
-It is driven over a socket: the first message asks for warmth, every other one carries a job and two descriptors.
+When `first` ends, by itself or killed by the supervisor, the kernel ends all that the task has started. The task's
+process takes jobs from a pipe until that closes: one on a CPU, where a fresh fork is cheap and the better wall; many
+on a GPU, where starting CUDA and the first compilation take seconds.
+
+It is driven over a socket (fork_server.py): the first message asks for warmth, every other one is the setup of a worker
+with four descriptors: where jobs come from, where results and noise go, and where its end is told.
 """
 
 import json
@@ -22,9 +25,10 @@ import sys
 import time
 import warnings
 
+import fork_server
 import isolation
 
-RESULT_DESCRIPTOR = 3
+RESULT_DESCRIPTOR, COMMAND_DESCRIPTOR = 3, 4
 MESSAGE_BYTES = 1 << 16
 KEEPER_FAILED = 251
 FIRST_FAILED = 252
@@ -45,7 +49,7 @@ def warm_up(request):
     if request["compile"]:
         started = time.perf_counter()
         if request["device"] == "cuda":
-            import_gpu_compiler()
+            fork_server.import_gpu_compiler()
         else:
             warm_up_compiler(torch)
         answer["compile_warm_up_s"] = time.perf_counter() - started
@@ -82,18 +86,6 @@ def warm_up_compiler(torch):
     torch._dynamo.reset()
 
 
-def import_gpu_compiler():
-    """Import what compiling for a GPU needs. Compiling anything here would start CUDA (or, with the GPU hidden, have
-    torch settle for none), so that every worker compiles for the first time: a few seconds each."""
-    import torch._dynamo
-    import torch._inductor.codegen.triton
-    import torch._inductor.codegen.wrapper
-    import torch._inductor.compile_fx
-    import torch._inductor.graph
-    import torch._inductor.scheduler  # noqa: F401
-    import triton  # noqa: F401
-
-
 def count_threads():
     """Threads of this process, but for the one that the CUDA driver starts when it is asked for devices: no worker on
     a CPU has anything to do with it, and a worker on a GPU never comes from a process that has it."""
@@ -126,23 +118,23 @@ def fork_instead_of_python(plain_call):
     return call
 
 
-def probe_cuda(_job, descriptor):
+def probe_cuda(_setup, results, _commands):
     """Run in a worker: which GPU torch sees."""
     import torch
 
     name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
-    os.write(descriptor, (json.dumps({"device_name": name}) + "\n").encode())
+    os.write(results, (json.dumps({"device_name": name}) + "\n").encode())
 
 
-def probe_walls(_job, descriptor):
+def probe_walls(_setup, results, _commands):
     """Run in a worker: that one can be started at all."""
-    os.write(descriptor, b'{"walls": true}\n')
+    os.write(results, b'{"walls": true}\n')
 
 
-def measure(job, descriptor):
+def measure(setup, results, commands):
     import task_worker
 
-    task_worker.run(job, descriptor)
+    task_worker.serve(setup, results, commands)
 
 
 ACTIONS = {"probe_cuda": probe_cuda, "probe_walls": probe_walls, "measure": measure}
@@ -163,12 +155,13 @@ def close_descriptors(*, keep):
     os.closerange(low, 1 << 20)
 
 
-def keep_worker(job, result, noise):
+def keep_worker(job, commands, result, noise):
     """The keeper: makes the namespaces, then `first` in them, tells its process id, and waits for it."""
-    close_descriptors(keep=[result, noise])
+    close_descriptors(keep=[commands, result, noise])
     isolation.set_dumpable(True)  # Else its own files in /proc would be closed to it.
     isolation.offer_to_memory_killer()
     walls = job["walls"] and isolation.enter_namespaces()
+    # A change of namespaces may undo what the fork server asked for.
     isolation.die_with_parent()
     if job["walls"] and not walls:
         return KEEPER_FAILED
@@ -178,7 +171,7 @@ def keep_worker(job, result, noise):
     child = os.fork()
     if child == 0:
         os.close(gate_end)
-        run_guarded(lambda: run_first(job, result, noise, gate), FIRST_FAILED)
+        run_guarded(lambda: run_first(job, commands, result, noise, gate), FIRST_FAILED)
     # The process id is the first line of the results: the task does not run before the gate opens.
     os.write(result, (json.dumps({"first": child}) + "\n").encode())
     os.write(gate_end, b"go")
@@ -207,7 +200,7 @@ def children_of(process):
         return []
 
 
-def run_first(job, result, noise, gate):
+def run_first(job, commands, result, noise, gate):
     """The first process of the namespace: puts up the walls, starts the task, waits for it, ends everything."""
     isolation.die_with_parent()
     user = isolation.task_user(job["user"]) if job["walls"] else None
@@ -222,7 +215,7 @@ def run_first(job, result, noise, gate):
     isolation.set_dumpable(False)  # The task must not reach this process's descriptors through /proc.
     child = os.fork()
     if child == 0:
-        run_guarded(lambda: run_task(job, result, noise, user), 1)
+        run_guarded(lambda: run_task(job, commands, result, noise, user), 1)
     close_descriptors(keep=[])
     isolation.drop_privileges()
     while True:
@@ -231,14 +224,14 @@ def run_first(job, result, noise, gate):
             return exit_code(status)
 
 
-def run_task(job, result, noise, user):
-    """The task's own process."""
-    arrange_descriptors(result, noise)
+def run_task(job, commands, result, noise, user):
+    """The tasks' own process."""
+    arrange_descriptors(commands, result, noise)
     os.chdir(job["scratch"])
     isolation.limit_resources(
         data_bytes=None if job["device"] == "cuda" else job["memory_limit"],
         file_bytes=job["disk_limit"],
-        cpu_seconds=int(job["time_limit_s"] * max(1, job["params"].get("threads", 1))) + 10,
+        cpu_seconds=job["cpu_seconds"],
         processes=job["processes"],
     )
     if user is None or not isolation.become(user):
@@ -247,22 +240,23 @@ def run_task(job, result, noise, user):
     isolation.die_with_parent()
     isolation.set_dumpable(True)
     os.environ.update(HOME=job["scratch"], USER="task", LOGNAME="task")
-    ACTIONS[job["action"]](job, RESULT_DESCRIPTOR)
+    ACTIONS[job["action"]](job, RESULT_DESCRIPTOR, COMMAND_DESCRIPTOR)
     return 0
 
 
-def arrange_descriptors(result, noise):
-    """Standard input is empty, both outputs go to the noise pipe, results to descriptor 3, and nothing else is
-    open. Programs that the task starts don't inherit the results' pipe."""
+def arrange_descriptors(commands, result, noise):
+    """Standard input is empty, both outputs go to the noise pipe, results to descriptor 3, commands come from 4, and
+    nothing else is open. Programs that the task starts don't inherit these two."""
     import fcntl
 
-    high_result, high_noise = (fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100) for descriptor in (result, noise))
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100) for descriptor in (result, commands, noise)]
     empty = os.open("/dev/null", os.O_RDONLY)
     os.dup2(empty, 0)
-    os.dup2(high_noise, 1)
-    os.dup2(high_noise, 2)
-    os.dup2(high_result, RESULT_DESCRIPTOR, inheritable=False)
-    close_descriptors(keep=[RESULT_DESCRIPTOR])
+    os.dup2(high[2], 1)
+    os.dup2(high[2], 2)
+    os.dup2(high[0], RESULT_DESCRIPTOR, inheritable=False)
+    os.dup2(high[1], COMMAND_DESCRIPTOR, inheritable=False)
+    close_descriptors(keep=[RESULT_DESCRIPTOR, COMMAND_DESCRIPTOR])
 
 
 def run_guarded(body, code_on_error):
@@ -279,19 +273,15 @@ def run_guarded(body, code_on_error):
         os._exit(code)
 
 
-def start_worker(control, data, descriptors):
-    """Fork a keeper for a job, wait for its end and report it."""
-    job_descriptor, result, noise = descriptors
-    with os.fdopen(job_descriptor, "rb") as file:
-        job = json.loads(file.read())
-    child = os.fork()
-    if child == 0:
-        control.close()
-        run_guarded(lambda: keep_worker(job, result, noise), KEEPER_FAILED)
-    os.close(result)
-    os.close(noise)
-    code = exit_code(os.waitpid(child, 0)[1])
-    control.send(json.dumps({"ended": code}).encode())
+def start_worker(message, descriptors):
+    """In a fork: becomes the keeper of a worker."""
+    commands, result, noise, _ = descriptors
+    return keep_worker(json.loads(message), commands, result, noise)
+
+
+def tell_end(kept, code):
+    """How a keeper ended goes to whoever waits for it, as a number that survives being an exit code itself."""
+    os.write(kept[0], json.dumps({"ended": code if code >= 0 else 128 - code}).encode())
 
 
 def main():
@@ -308,11 +298,10 @@ def main():
         control.send(json.dumps({"error": f"{type(error).__name__}: " + "\n".join(lines)}).encode())
         return
     control.send(json.dumps({"ready": answer}).encode())
-    while True:
-        data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 3)
-        if not data:
-            return
-        start_worker(control, data, descriptors)
+    fork_server.ForkServer(
+        control, start_worker, message_bytes=MESSAGE_BYTES, most_descriptors=4,
+        started=lambda descriptors: descriptors[3:], ended=tell_end,
+    ).serve()  # fmt: skip
 
 
 if __name__ == "__main__":

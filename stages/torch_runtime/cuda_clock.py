@@ -1,0 +1,60 @@
+"""How long the GPU works for a call: the one clock of this project's times.
+
+One timed call is: a write of four times the L2 cache and a reset of what persists in it; a spin long enough that every
+launch of the call is queued before the first one runs; an event, the call, an event. Whether the spin was long enough
+is checked each time, and a timing whose launches showed is repeated with a longer one. So the figure is that of the GPU
+alone: a busy CPU does not change it.
+
+Other work on the GPU does, by up to a factor of two: whoever uses this clock has the GPU to itself (gate.rs for the
+evaluator, gpu_gate.py for ops/measure; both lock the same file, so that they exclude each other too).
+"""
+
+import torch
+
+SHORTEST_SPIN, LONGEST_SPIN = 100e-6, 0.5
+TRIES = 4
+
+
+class CudaClock:
+    """GPU time between two events around a call, with launches hidden."""
+
+    def __init__(self, device, reset_persisting_l2=lambda: None):
+        properties = torch.cuda.get_device_properties(device)
+        self._reset_persisting_l2 = reset_persisting_l2
+        self._flush = torch.empty(4 * properties.L2_cache_size, dtype=torch.uint8, device=device)
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        self._cycles_per_second = self._measure_spin()
+
+    def _measure_spin(self):
+        """Cycles of `_sleep` a second: the clock's rate is not reported reliably, and changes."""
+        cycles = 10_000_000
+        for _ in range(2):
+            self._events[0].record()
+            torch.cuda._sleep(cycles)
+            self._events[1].record()
+            self._events[1].synchronize()
+        return cycles / (self._events[0].elapsed_time(self._events[1]) / 1e3)
+
+    def milliseconds(self, call, launch_seconds):
+        """`(ms, hidden, launch_seconds)` of a call without arguments: milliseconds, whether all launches were hidden,
+        and the seconds that its launches take, to begin with the next time."""
+        for last in (attempt == TRIES - 1 for attempt in range(TRIES)):
+            spin = min(LONGEST_SPIN, SHORTEST_SPIN + 1.5 * launch_seconds)
+            ms, hidden = self._once(call, spin)
+            if hidden or last or spin == LONGEST_SPIN:
+                return ms, hidden, launch_seconds
+            launch_seconds = max(2 * launch_seconds, SHORTEST_SPIN)
+        raise AssertionError("the last attempt returns")
+
+    def _once(self, call, spin):
+        start, end = self._events
+        self._flush.fill_(1)
+        self._reset_persisting_l2()
+        torch.cuda._sleep(int(spin * self._cycles_per_second))
+        start.record()
+        call()
+        end.record()
+        # Still spinning when the last launch is queued: then none of them was waited for.
+        hidden = not start.query()
+        end.synchronize()
+        return start.elapsed_time(end), hidden
