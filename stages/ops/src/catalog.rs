@@ -16,6 +16,7 @@ const OPS: Group = Group {
         ("rates", None),
         ("synthesize", None),
         ("requests", None),
+        ("generate", None),
         ("measure", None),
         ("filter", None),
         ("publish", Some(publish::main)),

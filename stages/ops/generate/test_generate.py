@@ -1,0 +1,667 @@
+"""`ops/generate`: the client and the program against a real HTTP server whose answers are scripted, the rules on files,
+and the process that runs answers, with honest and hostile ones.
+
+No test waits for a clock but where a server is slow on purpose, and then for a bound that is far from what is asserted.
+"""
+
+import email.utils
+import http.server
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+HERE = pathlib.Path(__file__).resolve().parent
+OPS = HERE.parent
+STAGES = OPS.parent
+# Where the engine lets the program look for modules.
+FOLDERS = [str(HERE), str(OPS / "filter"), str(OPS / "python"), str(STAGES / "torch_runtime"),
+           str(STAGES / "protocol" / "python")]  # fmt: skip
+sys.path[:0] = FOLDERS
+
+import answer_rules  # noqa: E402
+import cuda_agent_stage as stage  # noqa: E402
+import llm_client  # noqa: E402
+from check_server import CheckPool  # noqa: E402
+from prompt_files import fill, load_prompts  # noqa: E402
+from rate_limit import Pace, RateLimit  # noqa: E402
+
+KEY = "sk-test-0123456789"
+PARAMS = {"api": "openai", "model": "scripted", "temperature": 0.5, "top_p": 1, "max_tokens": 700, "seed": 0,
+          "repair_rounds": 1, "body": {}}  # fmt: skip
+
+GOOD = '''import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    """Applies nn.Linear and then torch.tanh."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x))
+
+
+batch_size = 16
+in_features = 32
+out_features = 8
+
+
+def get_inputs():
+    return [torch.randn(batch_size, in_features)]
+
+
+def get_init_inputs():
+    return [in_features, out_features]
+'''
+OPERATORS = ["nn.Linear", "torch.tanh"]
+
+
+def changed(old, new, code=GOOD):
+    assert old in code
+    return code.replace(old, new)
+
+
+def fenced(code):
+    return f"Here is the file:\n```python\n{code}```\n"
+
+
+# ---- a server
+
+
+class Script:
+    """What the server answers, in the order of the calls, and what it was sent. An answer is a status, headers and a
+    body, or a function of the request that returns these; the last one is repeated."""
+
+    def __init__(self, *answers):
+        self.answers, self.requests = list(answers), []
+        self.lock = threading.Lock()
+
+    def next(self, request):
+        with self.lock:
+            answer = self.answers[min(len(self.requests), len(self.answers) - 1)]
+            self.requests.append(request)
+        return answer(request) if callable(answer) else answer
+
+
+def openai_reply(text, *, finish="stop", prompt=100, completion=50):
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    body = {"model": "scripted-2026", "usage": usage,
+            "choices": [{"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text}}]}
+    return 200, {}, json.dumps(body)
+
+
+def anthropic_reply(text, *, stop="end_turn"):
+    body = {"type": "message", "role": "assistant", "model": "scripted-2026", "stop_reason": stop,
+            "content": [{"type": "thinking", "thinking": "…"}, {"type": "text", "text": text}],
+            "usage": {"input_tokens": 90, "cache_read_input_tokens": 10, "output_tokens": 50}}  # fmt: skip
+    return 200, {}, json.dumps(body)
+
+
+def failure(status, message="no", headers=None, **more):
+    return status, headers or {}, json.dumps({"error": {"message": message, **more}})
+
+
+@pytest.fixture
+def serve():
+    """Starts servers: `serve(script)` returns the base URL."""
+    servers = []
+
+    def start(script):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["content-length"]))
+                request = {"path": self.path, "headers": {k.lower(): v for k, v in self.headers.items()},
+                           "body": json.loads(body)}  # fmt: skip
+                status, headers, content = script.next(request)
+                content = content.encode() if isinstance(content, str) else content
+                try:
+                    self.send_response(status)
+                    for name, value in {"content-length": str(len(content)), **headers}.items():
+                        self.send_header(name, value)
+                    self.end_headers()
+                    self.wfile.write(content)
+                except OSError:
+                    pass  # The client has given up.
+
+            def log_message(self, *_):
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}/v1"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+# ---- the client
+
+
+def client_for(url, *, api="openai", key=KEY, log=None, **fields):
+    endpoint = llm_client.parse_endpoint(json.dumps({"base_url": url, **fields}), api)
+    pace = Pace(endpoint.requests_per_minute, endpoint.tokens_per_minute)
+    lines = [] if log is None else log
+    return llm_client.Client(api, endpoint, {**PARAMS, "api": api}, key, pace,
+                             lambda message, level="info": lines.append(message), threading.Event())  # fmt: skip
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Retries that wait for a hundredth of a second."""
+    monkeypatch.setattr(llm_client, "FIRST_WAIT_S", 0.01)
+
+
+MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "write"}]
+
+
+def test_an_openai_call_is_sent_and_read(serve):
+    script = Script(openai_reply("hello"))
+    reply = client_for(serve(script)).chat(MESSAGES, 41)
+    assert (reply.text, reply.finish_reason, reply.model) == ("hello", "stop", "scripted-2026")
+    assert (reply.prompt_tokens, reply.completion_tokens, reply.retries) == (100, 50, 0)
+    (request,) = script.requests
+    assert request["path"] == "/v1/chat/completions"
+    assert request["headers"]["authorization"] == f"Bearer {KEY}"
+    assert request["body"] == {"model": "scripted", "messages": MESSAGES, "temperature": 0.5, "max_tokens": 700,
+                               "seed": 41, "stream": False}  # fmt: skip
+
+
+def test_an_anthropic_call_is_sent_and_read(serve):
+    script = Script(anthropic_reply("hello"))
+    reply = client_for(serve(script).removesuffix("/v1"), api="anthropic").chat(MESSAGES, 41)
+    assert (reply.text, reply.finish_reason) == ("hello", "end_turn")
+    assert (reply.prompt_tokens, reply.completion_tokens) == (100, 50)
+    (request,) = script.requests
+    assert request["path"] == "/v1/messages"
+    assert request["headers"]["x-api-key"] == KEY and request["headers"]["anthropic-version"] == "2023-06-01"
+    assert "authorization" not in request["headers"]
+    assert request["body"] == {"model": "scripted", "system": "be brief", "messages": MESSAGES[1:],
+                               "temperature": 0.5, "max_tokens": 700}  # fmt: skip
+
+
+def test_the_body_can_be_changed_field_by_field():
+    endpoint = llm_client.Endpoint("http://x/v1")
+    params = {**PARAMS, "top_p": 0.9, "body": {"max_tokens": None, "max_completion_tokens": 9, "temperature": None}}
+    _, headers, body = llm_client.build_request("openai", endpoint, params, MESSAGES, 1, None)
+    assert body == {"model": "scripted", "messages": MESSAGES, "top_p": 0.9, "seed": 1, "stream": False,
+                    "max_completion_tokens": 9}  # fmt: skip
+    assert "authorization" not in headers
+
+
+@pytest.mark.parametrize("first", [
+    failure(429, headers={"retry-after": "0.02"}), failure(429), failure(500), failure(529), (503, {}, "<html>"),
+    (200, {}, "not json"), (200, {}, "{}"), (200, {}, '{"choices": []}'), (200, {"content-length": "999"}, "{"),
+])  # fmt: skip
+def test_what_may_pass_is_tried_again(serve, quick, first):
+    log = []
+    script = Script(first, first, openai_reply("at last"))
+    client = client_for(serve(script), log=log)
+    reply = client.chat(MESSAGES, 1)
+    assert (reply.text, reply.retries, client.calls, client.retried) == ("at last", 2, 3, 2)
+    assert len(log) == 2 and log[0].startswith("retry 1: ")
+
+
+def test_a_busy_endpoint_is_left_alone_for_as_long_as_it_asks(serve, quick):
+    client = client_for(serve(Script(failure(429, headers={"retry-after": "0.5"}), openai_reply("x"))))
+    started = time.monotonic()
+    client.chat(MESSAGES, 1)
+    assert time.monotonic() - started >= 0.5
+
+
+def test_retry_after_is_seconds_or_a_date():
+    date = email.utils.formatdate(1_800_000_060, usegmt=True)
+    assert llm_client.retry_after({"retry-after": "7"}) == 7
+    assert llm_client.retry_after({"retry-after": date}, now=lambda: 1_800_000_000) == 60
+    assert llm_client.retry_after({"retry-after": "soon"}) is None
+    assert llm_client.retry_after({}) is None
+
+
+def test_a_wait_of_an_hour_is_not_waited_for(serve):
+    client = client_for(serve(Script(failure(429, "later", headers={"retry-after": "3600"}))))
+    with pytest.raises(llm_client.CallFailed, match="later; it asks to wait for 3600 s"):
+        client.chat(MESSAGES, 1)
+
+
+def test_an_answer_that_does_not_come_is_tried_again(serve, quick):
+    def slow(_request):
+        time.sleep(1.5)
+        return openai_reply("too late")
+
+    client = client_for(serve(Script(slow, openai_reply("in time"))), timeout_s=0.3)
+    assert client.chat(MESSAGES, 1).text == "in time"
+
+
+def test_after_all_retries_the_call_fails_and_after_three_calls_the_stage(serve, quick):
+    client = client_for(serve(Script(failure(500, "broken"))), retries=2)
+    for _ in range(2):
+        with pytest.raises(llm_client.CallFailed, match="answers 500: broken, after 2 retries"):
+            client.chat(MESSAGES, 1)
+    with pytest.raises(llm_client.EndpointError, match="the last 3 calls all failed") as raised:
+        client.chat(MESSAGES, 1)
+    assert "run again" in raised.value.hint and client.calls == 9
+
+
+@pytest.mark.parametrize("answer, message, hint", [
+    (failure(401, f"Incorrect API key: {KEY}"), "answers 401: Incorrect API key: [key]", "LLM_API_KEY"),
+    (failure(403, "no access"), "answers 403: no access", "LLM_API_KEY"),
+    (failure(404, "model `scripted` does not exist"), "answers 404: model `scripted`", "ends in /v1"),
+    (failure(400, "temperature is not supported"), "answers 400: temperature", "a null in `body`"),
+    (failure(402, "pay"), "answers 402: pay", "belong together"),
+    (failure(429, "quota", code="insufficient_quota"), "answers 429: quota", "no credit"),
+    ((307, {"location": "http://elsewhere.invalid/"}, ""), "answers 307", "redirects are not followed"),
+])  # fmt: skip
+def test_what_cannot_work_is_said_at_the_first_call(serve, answer, message, hint):
+    script = Script(answer)
+    with pytest.raises(llm_client.EndpointError) as raised:
+        client_for(serve(script)).chat(MESSAGES, 1)
+    assert message in raised.value.message and hint in raised.value.hint and raised.value.kind == "params"
+    assert KEY not in raised.value.message and len(script.requests) == 1
+
+
+def test_a_request_that_is_refused_after_others_were_answered_is_refused_alone(serve):
+    client = client_for(serve(Script(openai_reply("fine"), failure(400, "too long"), openai_reply("fine"))))
+    client.chat(MESSAGES, 1)
+    with pytest.raises(llm_client.Refused, match="answers 400: too long"):
+        client.chat(MESSAGES, 1)
+    assert client.chat(MESSAGES, 1).text == "fine"
+
+
+def test_a_server_that_is_not_there_is_said_at_once():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # Bound and not listening: connections are refused, and nobody else gets the port.
+        with pytest.raises(llm_client.EndpointError, match="can't be reached: Connection refused") as raised:
+            client_for(f"http://127.0.0.1:{taken.getsockname()[1]}/v1").chat(MESSAGES, 1)
+    assert "is the server running" in raised.value.hint
+
+
+@pytest.mark.parametrize("text, message", [
+    ("ftp://x/v1", "no http or https URL"), ("127.0.0.1:8080", "no http or https URL"),
+    ("http://me:secret@x/v1", "without user"), ("http://x:port/v1", "LLM_ENDPOINT: "),
+    ("{", "is not JSON"), ('{"url": "http://x"}', "unknown field 'url'"),
+    ('{"base_url": "http://x", "concurrency": 0}', "concurrency must be from 1"),
+    ('{"base_url": "http://x", "concurrency": "many"}', "concurrency can't be 'many'"),
+    ('{"base_url": "http://x", "timeout_s": 0}', "timeout_s must be above 0"),
+    ('{"base_url": "http://x", "retries": -1}', "retries can't be -1"),
+])  # fmt: skip
+def test_a_wrong_endpoint_is_refused(text, message):
+    with pytest.raises(stage.StageError) as raised:
+        llm_client.parse_endpoint(text, "openai")
+    assert message in raised.value.message and raised.value.kind == "params"
+
+
+def test_without_an_address_the_api_has_its_own():
+    assert llm_client.parse_endpoint("", "openai").base_url == "https://api.openai.com/v1"
+    assert llm_client.parse_endpoint('{"concurrency": 9}', "anthropic").base_url == "https://api.anthropic.com"
+
+
+# ---- the rate
+
+
+@settings(deadline=None)
+@given(st.integers(1, 20), st.lists(st.tuples(st.floats(0, 30), st.integers(1, 25)), max_size=60))
+def test_no_minute_has_more_than_the_limit_and_no_call_waits_without_need(limit, calls):
+    rate, now, started = RateLimit(limit), 0.0, []
+    for gap, units in calls:
+        now += gap
+        start = rate.earliest(now, units)
+        rate.reserve(start, units)
+        started.append((start, min(units, limit)))
+    for start, _ in started:
+        assert sum(units for begun, units in started if start - 60 + 1e-6 < begun <= start) <= limit
+    for number, (start, units) in enumerate(started):
+        due = max(sum(gap for gap, _ in calls[: number + 1]), started[number - 1][0] if number else 0)
+        before = started[:number]
+        used = sum(spent for begun, spent in before if begun > start - 60 - 1e-6)
+        # Either it starts when it comes, or a moment earlier there was no room.
+        assert start == pytest.approx(due) or used + units > limit
+
+
+def test_threads_wait_for_the_rate_and_for_a_pause():
+    clock = [0.0]
+    pace = Pace(2, 0, clock=lambda: clock[0])
+    assert [pace.reserve(1)[0] for _ in range(5)] == [0, 0, 60, 60, 120]
+    clock[0] = 200.0
+    pace.hold(7)
+    assert pace.reserve(1)[0] == 7
+
+
+def test_tokens_that_were_not_needed_are_given_back():
+    clock = [0.0]
+    pace = Pace(0, 1000, clock=lambda: clock[0])
+    wait, reservation = pace.reserve(900)
+    assert wait == 0 and pace.reserve(900)[0] == 60
+    pace = Pace(0, 1000, clock=lambda: clock[0])
+    _, reservation = pace.reserve(900)
+    pace.settle(reservation, 100)
+    assert pace.reserve(900)[0] == 0
+
+
+# ---- the rules on a file
+
+
+def test_the_file_is_found_in_an_answer():
+    assert answer_rules.extract_code(fenced(GOOD)) == GOOD
+    assert answer_rules.extract_code(GOOD) == GOOD
+    two = "<think>```python\nclass Model: pass\n```</think>```\nx = 1\n```\n" + fenced(GOOD) + fenced("y = 2\n")
+    assert answer_rules.extract_code(two) == GOOD
+    assert answer_rules.extract_code("I can't do that.") is None
+    assert answer_rules.extract_code("```python\nclass Model: it goes on for e") is None
+
+
+def test_the_example_of_the_prompt_keeps_the_rules_of_the_prompt():
+    example = answer_rules.extract_code(load_prompts()["task.md"])
+    assert answer_rules.problems(example, ["nn.Conv2d", "torch.clamp"]) == []
+
+
+TANH = "return torch.tanh(self.linear(x))"
+
+
+@pytest.mark.parametrize("code, problem", [
+    (GOOD, None),
+    (changed(TANH, "x = self.linear(x)\n        return x.tanh().view(-1, 8)"), None),
+    (changed(TANH, "return torch.tanh(self.linear(x) + x.shape[0] * 0.5)"), None),
+    ("class Model(", "does not parse"),
+    ("x = 1\n", "defines no class Model"),
+    (changed("import torch\n", "import torch\nimport os\n"), "line 2: os is imported"),
+    (changed("import torch\n", "import torch\nfrom numpy import array\n"), "numpy is imported"),
+    (changed("batch_size = 16", "batch_size = 16\nprint(batch_size)"), "only imports, constants"),
+    (changed(TANH, "return torch.tanh(self.linear(x)) if open('x') else x"), "open can't be used"),
+    (changed(TANH, "return torch.tanh(self.linear(x).__class__)"), ".__class__ can't be used"),
+    (changed(TANH, "return torch.load('x')"), "torch.load can't be used"),
+    (changed(TANH, "return torch.utils.cpp_extension.load(x)"), "can't be used"),
+    (changed(TANH, "return self.linear(x)"), "it does not use torch.tanh"),
+    (changed(TANH, "return torch.relu(torch.tanh(self.linear(x)))"), "forward uses torch.relu, which is not among"),
+    (changed(TANH, "return torch.tanh(self.linear(x)).exp()"), None),  # A method of an expression: see below.
+    (changed(TANH, "x = torch.tanh(self.linear(x))\n        return x.exp()"), "forward uses .exp(), which"),
+    (changed(TANH, "x = torch.tanh(self.linear(x))\n        return x * 2"), "forward uses mul, which"),
+    (changed("self.linear = nn", "self.drop = nn.Dropout(0.5)\n        self.linear = nn"), "__init__ uses torch.nn.Dropout"),
+    (changed("batch_size = 16", "rows = 16", changed("(batch_size,", "(rows,")), "no constant `batch_size`"),
+    (changed("(batch_size,", "(16,"), "does not use batch_size"),
+    (changed("def get_init_inputs", "def initial_inputs"), "get_init_inputs is missing"),
+    (changed("Model(nn.Module)", "Model"), "no nn.Module"),
+    (changed("forward(self, x)", "forward(self, x, y)"), "forward never reads its argument y"),
+    (changed("super().__init__()", "super().__init__()\n        self.extra = nn.Linear(2, 2)"), "never uses self.extra"),
+    (changed("nn.Linear(in_features, out_features)", "nn.Linear(in_features, batch_size)"), "reads the constant batch_size"),
+    (GOOD + "#" * 20_001, "more than 20000 characters"),
+])  # fmt: skip
+def test_rules_on_the_text_of_a_file(code, problem):
+    found = "; ".join(answer_rules.problems(code, OPERATORS))
+    if problem is None:
+        assert not [part for part in found.split("; ") if part and "exp" not in part]
+    else:
+        assert problem in found
+
+
+# ---- running a file
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(FOLDERS))
+        patch.setenv("LLM_API_KEY", KEY)
+        pool = CheckPool(1, tmp_path_factory.mktemp("checks"), time_limit_s=10, memory_bytes=1 << 30)
+    yield pool
+    pool.stop()
+
+
+def test_a_valid_file_passes_with_what_its_call_does(pool):
+    facts = pool.check(GOOD, 3)
+    assert facts["problem"] is None and facts["batch_size"] == 16
+    # addmm: two operations for each weight and sample; twice the batch, twice of it.
+    assert facts["work"]["flops"] == [2 * 16 * 32 * 8, 2 * 32 * 32 * 8]
+    assert facts["work"]["operators"] == [2, 2]
+    assert pool.check(GOOD, 3) == facts
+
+
+@pytest.mark.parametrize("code, problem", [
+    (changed("in_features = 32", "in_features = missing"), "the file fails (line 17: in_features = missing): NameError"),
+    (changed("return [in_features, out_features]", "return [in_features]"), "Model(*get_init_inputs()) fails: TypeError"),
+    (changed("in_features)]", "in_features + 1)]"), "forward fails (line 13: return torch.tanh(self.linear(x))): RuntimeError"),
+    (changed("[torch.randn(batch_size, in_features)]", "[]"), "must return a list of tensors"),
+    (changed("[torch.randn(batch_size, in_features)]", "[batch_size]"), "must return tensors only"),
+    (changed("(batch_size, in_features)", "(in_features, batch_size, in_features)"), "its first dimension must be batch_size"),
+    (changed(TANH, "return torch.tanh(self.linear(x)).sum()"), "the output has the shape ()"),
+    (changed(TANH, "return [torch.tanh(self.linear(x))]"), "must return one tensor, not list"),
+    (changed(TANH, "return torch.tanh(self.linear(x)).double()"), "must return float32, not float64"),
+    (changed(TANH, "return torch.log(torch.tanh(self.linear(x)))"), "not finite"),
+    (changed(TANH, "return torch.tanh(self.linear(x)) * 0 + 3"), "constant: every element is about 3"),
+    (changed(TANH, "return torch.tanh(self.linear(x)) + torch.rand_like(x[:, :8])"), "forward is random"),
+    (changed(TANH, "return torch.tanh(self.linear(x)) + (1.0 if self.training else 0.0)"), "train mode"),
+    (changed(TANH, "x.mul_(2)\n        return torch.tanh(self.linear(x))"), "writes into its inputs"),
+    (changed(TANH, "return torch.tanh(self.linear(x) * 1e-4 + torch.arange(8))"), "hardly depends on the inputs"),
+    (changed("in_features)]", "in_features), torch.randn(batch_size, 8)]",
+             changed("forward(self, x)", "forward(self, x, y)", changed(TANH, "return torch.tanh(self.linear(x) + y * 1e-9)"))),
+     "hardly depends on input 1"),
+    (changed(TANH, "return torch.tanh(self.linear(x)).repeat_interleave(10**9, 1)"), "memory"),
+    (changed(TANH, "while True:\n            pass"), "takes longer than 10 s"),
+    (changed(TANH, "return torch.tanh(self.linear(x)) if __import__('os')._exit(0) else x"), "its process ended with code 0"),
+    (changed(TANH, "__import__('ctypes').string_at(0)"), "its process ended with code 11"),
+    (changed(TANH, "raise ValueError(dict(__import__('os').environ))"), "forward fails"),
+])  # fmt: skip
+def test_what_a_running_file_shows(pool, code, problem):
+    found = pool.check(code, 3)["problem"]
+    assert problem in found and KEY not in found
+    assert pool.check(GOOD, 3)["problem"] is None
+
+
+def test_a_file_cannot_write_outside_its_scratch(pool, tmp_path):
+    target = tmp_path / "written"
+    code = changed(TANH, f"open({str(target)!r}, 'w').write('x')\n        {TANH}")
+    pool.check(code, 3)
+    if "namespaces" in walls():
+        assert not target.exists()
+
+
+def walls():
+    """Which walls this machine allows, as a child that tries them says."""
+    probe = "import isolation; print('namespaces' if isolation.enter_namespaces() else 'limits')"
+    return subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(FOLDERS)}).stdout  # fmt: skip
+
+
+# ---- the prompts
+
+
+def test_a_pipeline_can_replace_a_prompt(tmp_path):
+    (tmp_path / "repair.md").write_text("Mend it: {problem} {unknown}")
+    prompts = load_prompts(str(tmp_path))
+    values = {"operators": "-", "ops": "a, b", "count": 2}
+    assert fill(prompts, "repair.md", problem="{ops} is wrong", **values) == "Mend it: {ops} is wrong {unknown}"
+    assert "these 2 operators" in fill(prompts, "task.md", **values)
+
+
+@pytest.mark.parametrize("name, text, message", [
+    ("task.md", "write something", "the prompt task.md has no {operators}"),
+    ("tasks.md", "{operators}", "there is no prompt called tasks.md"),
+])  # fmt: skip
+def test_a_prompt_that_can_not_work_is_refused(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(stage.StageError, match=message.replace("{", r"\{")):
+        load_prompts(str(tmp_path))
+
+
+# ---- the program
+
+
+def request_row(number, ops=OPERATORS):
+    text = "\n".join(f"- `{name}`" for name in ops)
+    return {"row": f"{number:064x}", "seed": 1000 * number,
+            "columns": {"task_id": f"llm-0-{number}", "ops": json.dumps(ops), "operators": text}}
+
+
+class Ended:
+    def __init__(self, folder, code, events, log):
+        self.code, self.log = code, log
+        self.rows = {event["row"]: event for event in events if event["event"] == "row"}
+        self.metrics = {event["name"]: event["value"] for event in events if event["event"] == "metric"}
+        self.messages = [event["message"] for event in events if event["event"] == "log"]
+        path = folder / "error.json"
+        self.error = json.loads(path.read_text()) if path.exists() else None
+
+    def row(self, number):
+        return self.rows[f"{number:064x}"]
+
+
+def run_program(folder, endpoint, rows, *, params=None, inputs=None, close_input=True):
+    """Run the program as the engine does: rows over standard input, events over a pipe."""
+    folder.mkdir(parents=True)
+    request = {
+        "protocol": 1, "stage": "generated", "kind": "ops/generate", "params": {**PARAMS, **(params or {})}, "seed": 0,
+        "inputs": inputs or {}, "outputs": {}, "resources": {"cpu": 1, "memory_bytes": 0, "gpus": []}, "device": None,
+        "by_row": {"port": "requests", "columns": [], "window": 256, "total": len(rows)}, "deadline_unix_s": None,
+        "state_dir": str(folder),
+    }  # fmt: skip
+    (folder / "request.json").write_text(json.dumps(request))
+    reader, writer = os.pipe()
+    environment = {
+        "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(FOLDERS), "PYTHONDONTWRITEBYTECODE": "1",
+        "CUDA_AGENT_REQUEST": str(folder / "request.json"), "CUDA_AGENT_EVENTS_FD": str(writer), "LLM_API_KEY": KEY,
+        "LLM_ENDPOINT": endpoint if isinstance(endpoint, str) else json.dumps(endpoint), "HOME": str(folder),
+    }  # fmt: skip
+    program = subprocess.Popen([sys.executable, str(HERE / "generate.py")], cwd=folder, env=environment,
+                               stdin=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=[writer], text=True)  # fmt: skip
+    os.close(writer)
+    program.stdin.write("".join(json.dumps(row) + "\n" for row in rows))
+    program.stdin.flush()
+    if close_input:
+        program.stdin.close()
+    with os.fdopen(reader, encoding="utf-8") as events:
+        events = [json.loads(line) for line in events]
+    log = program.stderr.read()
+    code = program.wait(timeout=60)
+    program.stderr.close()
+    return Ended(folder, code, events, log)
+
+
+def test_answers_are_kept_repaired_or_rejected(serve, tmp_path):
+    invalid = changed(TANH, "return torch.relu(self.linear(x))")
+    answers = {0: [GOOD], 1: [invalid, GOOD], 2: [invalid, invalid]}
+    asked = []
+
+    def reply(request):
+        seed = request["body"]["seed"]
+        asked.append(request["body"])
+        return openai_reply(fenced(answers[seed // 1000][seed % 1000]))
+
+    url = serve(Script(reply))
+    endpoint = {"base_url": url, "concurrency": 1, "usd_per_million_input": 2.0, "usd_per_million_output": 10.0}
+    ended = run_program(tmp_path / "a", endpoint, [request_row(number) for number in range(3)])
+    assert ended.code == 0, ended.log
+    first, second, third = (ended.row(number) for number in range(3))
+    (task,) = first["outputs"]["tasks"]
+    assert task["code"] == GOOD and task["origin"] == "llm:scripted" and task["attempts"] == 1
+    assert task["estimate_ms"] is None and task["batch_size"] == 16
+    assert task["llm_cost_usd"] == pytest.approx((100 * 2 + 50 * 10) / 1e6)
+    (task,) = second["outputs"]["tasks"]
+    assert task["attempts"] == 2 and (task["llm_prompt_tokens"], task["llm_completion_tokens"]) == (200, 100)
+    calls = second["outputs"]["answers"]
+    assert [call["attempt"] for call in calls] == [0, 1]
+    assert "it does not use torch.tanh" in calls[0]["problem"] and calls[1]["problem"] is None
+    assert calls[0]["response"] == fenced(invalid) and "`nn.Linear`" in calls[0]["request"]
+    # The repair goes on with the conversation, and says what is wrong.
+    repair = asked[2]["messages"]
+    assert [message["role"] for message in repair] == ["system", "user", "assistant", "user"]
+    assert repair[2]["content"] == fenced(invalid) and calls[0]["problem"] in repair[3]["content"]
+    assert third["status"] == "rejected" and third["reason"] == "invalid" and "torch.tanh" in third["detail"]
+    assert len(third["outputs"]["answers"]) == 2 and "tasks" not in third["outputs"]
+    assert ended.metrics["llm/calls"] == 5 and ended.metrics["llm/repaired"] == 1
+    assert ended.metrics["llm/completion_tokens"] == 250
+    assert ended.messages[-1].startswith("3 of 3 requests (1 valid, 1 repaired, 1 rejected); 500 + 250 tokens")
+
+
+def test_answers_do_not_depend_on_how_many_are_written_at_a_time(serve, tmp_path):
+    gate, state = threading.Condition(), {"now": 0, "most": 0}
+
+    def reply(request):
+        with gate:
+            state["now"] += 1
+            state["most"] = max(state["most"], state["now"])
+            gate.notify_all()
+            # Nobody is answered before three are waiting, until three have been seen.
+            gate.wait_for(lambda: state["most"] >= 3, timeout=20)
+            state["now"] -= 1
+        return openai_reply(fenced(GOOD.replace("out_features", f"features_{request['body']['seed']}")))
+
+    rows = [request_row(number, OPERATORS) for number in range(9)]
+    many = run_program(tmp_path / "many", {"base_url": serve(Script(reply)), "concurrency": 3}, rows)
+    assert many.code == 0, many.log
+    assert state["most"] == 3
+    state["most"] = 3
+    one = run_program(tmp_path / "one", {"base_url": serve(Script(reply)), "concurrency": 1}, rows)
+
+    def kept(ended):
+        def comparable(event):
+            calls = [{**call, "seconds": None} for call in event["outputs"]["answers"]]
+            return event["status"], event["outputs"]["tasks"], calls
+
+        return {row: comparable(event) for row, event in ended.rows.items()}
+
+    assert kept(many) == kept(one) and len(many.rows) == 9
+
+
+def test_a_refused_key_ends_the_stage_at_once_with_a_hint(serve, tmp_path):
+    script = Script(failure(401, "no such key"))
+    endpoint = {"base_url": serve(script), "concurrency": 2}
+    # The engine waits for answers and does not close the input: the program must end by itself.
+    ended = run_program(tmp_path / "a", endpoint, [request_row(n) for n in range(50)], close_input=False)
+    assert ended.code == 1 and not ended.rows and len(script.requests) <= 2
+    assert ended.error["kind"] == "params" and "answers 401: no such key" in ended.error["message"]
+    assert "LLM_API_KEY" in ended.error["hint"] and KEY not in ended.log
+    assert "Fatal Python error" not in ended.log
+
+
+def test_rows_that_the_endpoint_failed_are_left_for_the_next_run(serve, tmp_path):
+    script = Script(openai_reply(fenced(GOOD)), failure(500, "broken"), openai_reply(fenced(GOOD)))
+    endpoint = {"base_url": serve(script), "concurrency": 1, "retries": 0}
+    ended = run_program(tmp_path / "a", endpoint, [request_row(number) for number in range(3)])
+    assert ended.code == 0, ended.log
+    assert [ended.row(number)["status"] for number in range(3)] == ["done", "failed", "done"]
+    assert ended.row(1)["reason"] == "endpoint" and not ended.row(1)["outputs"]
+
+
+def test_an_answer_that_was_cut_off_is_told_so(serve, tmp_path):
+    script = Script(openai_reply("```python\nclass Model(nn.Mod", finish="length"), openai_reply(fenced(GOOD)))
+    ended = run_program(tmp_path / "a", serve(script), [request_row(0)])
+    calls = ended.row(0)["outputs"]["answers"]
+    assert calls[0]["problem"] == "the answer was cut off after 700 tokens; write less"
+    assert ended.row(0)["status"] == "done"
+
+
+def test_anthropics_format_end_to_end(serve, tmp_path):
+    invalid = anthropic_reply("I'd rather not.")
+    script = Script(invalid, anthropic_reply(fenced(GOOD)))
+    ended = run_program(tmp_path / "a", serve(script), [request_row(0)], params={"api": "anthropic"})
+    assert ended.code == 0, ended.log
+    assert ended.row(0)["outputs"]["tasks"][0]["attempts"] == 2
+    assert [message["role"] for message in script.requests[1]["body"]["messages"]] == ["user", "assistant", "user"]
+
+
+@pytest.mark.parametrize("endpoint, params, message, hint", [
+    ("replay-only", {}, "no recorded answer", "the parameters and the prompts of the recording"),
+    ("nowhere", {}, "no http or https URL", "http://127.0.0.1:8080/v1"),
+    ("http://127.0.0.1:9/v1", {"model": " "}, "the parameter model is empty", "knows the model by"),
+    ("http://127.0.0.1:9/v1", {"body": {"messages": []}}, "body can't set messages", "prompts"),
+])  # fmt: skip
+def test_what_is_wrong_with_the_settings_is_said_before_the_first_call(tmp_path, endpoint, params, message, hint):
+    ended = run_program(tmp_path / "a", endpoint, [request_row(0)], params=params, close_input=False)
+    assert ended.code == 1 and ended.error["kind"] == "params"
+    assert message in ended.error["message"] and hint in ended.error["hint"]
