@@ -1,15 +1,19 @@
 """`ops/filter`: applies the paper's rules, and those that audits of the released set suggest, to measured tasks.
 
-No task's code runs here, and torch is not needed. `rules` says what is kept and why, `source` reads syntax trees,
-`similarity` compares them, `report` counts.
+No task's code runs here, and torch is needed for the graphs of references only. `rules` says what is kept and why,
+`source` and `signature` read syntax trees, `references`, `similarity` and `contamination` keep tasks apart from a
+benchmark, `report` counts.
 """
 
-import os
+import importlib.util
 
+import canonical
+import contamination
 import cuda_agent_stage as stage
+import reference_graphs
+import references as reference_programs
 import report
 import rules
-import similarity
 import source as task_source
 
 NEEDED = [
@@ -17,6 +21,7 @@ NEEDED = [
     "repeat_abs", "output_min", "output_max", "inputs_repeatable", "finite", "shapes_vary", "output_constant",
     "fresh_rel", "fresh_abs", "inputs_fixed", "sensitivity_rel", "sensitivity_share", "eager_ms", "compiled_ms",
     "compiled_tolerance", "train_error", "train_abs", "train_rel", "error", "error_stage", "error_kind",
+    "output_std", "output_top_share", "output_zero_share", "seed_std_ratio", "graph", "graph_operators",
 ]  # fmt: skip
 
 
@@ -29,39 +34,36 @@ def read_measured(program):
         raise stage.StageError(
             f"the input measured has no column {', '.join(missing)}",
             kind="input",
-            hint="wire it to the output `rows` of an ops/measure stage whose tasks have task_id, ops and data_source",
+            hint="wire it to the output `rows` of an ops/measure stage whose tasks have task_id, ops and data_source; "
+            "a table of an older ops/measure lacks facts, and `cuda-agent run` measures its tasks again",
         )
     return table
 
 
 def read_references(program):
-    """(path, fingerprint) of every Python file with a class Model below the input `references`."""
+    """The programs below the input `references`, with what they do where that can be traced; and why it can't."""
     root = program.input_path("references")
     if root is None:
-        return []
-    found, skipped = [], 0
-    for path in python_files(root):
-        with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read()
-        try:
-            found.append((os.path.relpath(path, root), similarity.fingerprint(task_source.parse(text))))
-        except task_source.NotATask:
-            skipped += 1
-    if not found:
-        raise stage.StageError("no file below the input references defines a class Model", kind="input")
-    program.log(f"{len(found)} reference programs, {skipped} other Python files")
-    return found
+        return [], None
+    found, skipped = reference_programs.read(root, program.params["reference_levels"])
+    program.log(f"{len(found)} reference programs, {skipped} others without a class Model")
+    return found, add_graphs(program, found)
 
 
-def python_files(root):
-    if os.path.isfile(root):
-        return [root]
-    return sorted(
-        os.path.join(folder, name)
-        for folder, _, names in os.walk(root)
-        for name in names
-        if name.endswith(".py")
-    )
+def add_graphs(program, found):
+    """Trace references; returns why that was not done, or None."""
+    if not program.params["trace_references"]:
+        return "trace_references is off"
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    program.log(f"tracing {len(found)} references on the meta device")
+    answers = reference_graphs.trace([reference.code for reference in found])
+    if answers is None:
+        return "tracing the references failed"
+    for reference, answer in zip(found, answers, strict=True):
+        reference.operators = tuple(answer["operators"]) if "operators" in answer else None
+        reference.graph, reference.problem = answer.get("graph"), answer.get("problem")
+    return None
 
 
 def as_row(facts):
@@ -75,60 +77,43 @@ def as_row(facts):
 class Judge:
     """Applies every rule, row by row; remembers what was kept, for duplicates."""
 
-    def __init__(self, params, references):
-        self.params, self.references = params, references
+    def __init__(self, params, references, untraced=None):
+        self.params, self.untraced = params, untraced
         self.skipped = set(params["skip"])
-        self.codes, self.programs = {}, {}
+        self.contamination = contamination.Contamination(references, params, self.skipped)
+        self.kept = {rule.name: {} for rule in rules.DUPLICATES}
 
     def not_applied(self):
         """Rules that were not applied, each with the reason."""
         without = dict.fromkeys(self.skipped, "left out by the parameter skip")
-        if not self.references:
-            without.setdefault(rules.CONTAMINATED.name, "no references given")
+        if not self.contamination.references:
+            for rule in rules.AGAINST_REFERENCES:
+                without.setdefault(rule.name, "no references given")
+        elif self.untraced:
+            without.setdefault(rules.CONTAMINATED_GRAPH.name, self.untraced)
         return without
 
     def judge(self, facts):
         """(rule, detail) for each rule that the row fails, in the order of the rules."""
         row = as_row(facts)
-        found = rules.failures(row, self.params, self.skipped)
-        if row.source is not None:
-            found += self.contamination(row)
+        found = rules.failures(row, self.params, self.skipped) + self.contamination.judge(row)
         # Only a task that is kept can have duplicates, so that a rejected one never takes its twin along.
         if not found and row.source is not None:
             found = self.duplication(row)
         return found
 
-    def contamination(self, row):
-        if not self.references or rules.CONTAMINATED.name in self.skipped:
-            return []
-        limit = self.params["max_similarity"]
-        match = similarity.most_similar(similarity.fingerprint(row.source), self.references, limit)
-        return [(rules.CONTAMINATED, f"similarity {match[1]:.3f} with {match[0]}")] if match else []
-
     def duplication(self, row):
-        code, name = row.facts["code"], row.facts["task_id"]
-        if rules.DUPLICATE.name not in self.skipped and code in self.codes:
-            return [(rules.DUPLICATE, f"the same code as {self.codes[code]}")]
-        program = similarity.canonical_program(row.source)
-        if rules.SEMANTIC_DUPLICATE.name not in self.skipped and program in self.programs:
-            return [(rules.SEMANTIC_DUPLICATE, f"the same program as {self.programs[program]}")]
-        self.codes.setdefault(code, name)
-        self.programs.setdefault(program, name)
+        forms = {
+            rules.DUPLICATE: row.facts["code"],
+            rules.SEMANTIC_DUPLICATE: canonical.canonical_program(row.source),
+            rules.GRAPH_DUPLICATE: row.facts["graph"],
+        }
+        for rule, form in forms.items():
+            if rule.name not in self.skipped and form is not None and form in self.kept[rule.name]:
+                return [(rule, f"{rule.detail} {self.kept[rule.name][form]}")]
+        for rule, form in forms.items():
+            self.kept[rule.name].setdefault(form, row.facts["task_id"])
         return []
-
-
-def rejected_row(facts, found):
-    rule, detail = found[0]
-    return {
-        "task_id": facts["task_id"],
-        "data_source": facts["data_source"],
-        "ops": facts["ops"],
-        "code": facts["code"],
-        "rule": rule.name,
-        "reason": rule.reason,
-        "detail": detail,
-        "rules": [other.name for other, _ in found],
-    }
 
 
 def check_params(params):
@@ -145,14 +130,14 @@ def work(program):
 
     check_params(program.params)
     table = read_measured(program)
-    references = read_references(program)
-    judge = Judge(program.params, references)
+    references, untraced = read_references(program)
+    judge = Judge(program.params, references, untraced)
     funnel, kept, rejected = report.Funnel(), [], []
     for index, facts in enumerate(table.to_pylist()):
         found = judge.judge(facts)
         funnel.add(facts["data_source"] or "(none)", [rule.name for rule, _ in found])
         if found:
-            rejected.append(rejected_row(facts, found))
+            rejected.append(report.rejected_row(facts, found))
         else:
             kept.append(index)
         if index % 100 == 0:
@@ -160,7 +145,10 @@ def work(program):
     path = program.output_path("tasks")
     pyarrow.parquet.write_table(table.take(pyarrow.array(kept, pyarrow.int64())), path)
     program.write_table("rejected", rejected)
-    summary = funnel.as_json(rules.ALL_RULES, program.params, judge.not_applied(), len(references))
+    program.write_table("similarity", judge.contamination.table)
+    summary = funnel.as_json(rules.ALL_RULES, program.params, judge.not_applied())
+    summary["references"] = len(references)
+    summary["similarity"] = judge.contamination.as_json() if references else None
     report.write(program.output_path("report"), summary)
     program.progress(table.num_rows, table.num_rows, "tasks")
     program.log(f"kept {len(kept)} of {table.num_rows} tasks")

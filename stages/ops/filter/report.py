@@ -1,4 +1,8 @@
-"""The report of `ops/filter`: how many tasks came in, which rule took how many, what is left."""
+"""The report of `ops/filter` and `ops/screen`: how many tasks came in, which rule took how many, what is left.
+
+`funnel.json` is one for the whole chain: `ops/screen` takes the one that `ops/filter` wrote, puts its own rules behind
+and the tasks that it keeps in the place of those kept before it, so that the sums hold however many filters there are.
+"""
 
 import json
 import os
@@ -21,10 +25,9 @@ class Funnel:
         for rule in rules:
             self.failing[rule] = self.failing.get(rule, 0) + 1
 
-    def as_json(self, rules, params, without, references):
+    def as_json(self, rules, params, without):
         """The whole summary; `without` says of each rule that was not applied why not."""
         return {
-            "references": references,
             "in": self.rows_in,
             "kept": self.kept,
             "total_in": sum(self.rows_in.values()),
@@ -43,6 +46,23 @@ class Funnel:
                 for rule in rules
             ],
         }
+
+
+def rejected_row(facts, found):
+    """A row of the table of rejected tasks: what it takes to look at the task again, and every rule that it fails with
+    what that rule found."""
+    rule, detail = found[0]
+    return {
+        "task_id": facts["task_id"],
+        "data_source": facts["data_source"],
+        "ops": facts["ops"],
+        "code": facts["code"],
+        "rule": rule.name,
+        "reason": rule.reason,
+        "detail": detail,
+        "rules": [other.name for other, _ in found],
+        "details": [text for _, text in found],
+    }
 
 
 def write(folder, summary):
@@ -80,9 +100,32 @@ def markdown(summary):
     return (
         "# Which tasks were kept\n\n"
         + _table(["", "total", *categories], flow)
-        + f"\n\nReference programs to keep apart from: {summary['references'] or 'none given'}."
+        + f"\n\nReference programs to keep apart from: {summary.get('references') or 'none given'}."
         + "\n\nRules in the order in which they are applied. A task is *rejected* by the first rule that it fails; "
         "*failing* counts every rule that it fails, of those that look at it alone.\n\n"
         + _table(["rule", "reason", "rejected", "failing", *categories], rules)
         + "\n"
+        + _similarity(summary.get("similarity"))
+    )
+
+
+def _similarity(found):
+    """How like the references the tasks are."""
+    if not found:
+        return ""
+    rows = [
+        [f"{place['to'] - 0.05:.2f} to {place['to']:.2f}", place["tasks"]] for place in found["histogram"]
+    ]
+    counts = [[name, *found["by_category"][name].values()] for name in sorted(found["by_category"])]
+    return (
+        "\n## Likeness to the references\n\n"
+        "Each task beside the reference that its class is most like, tasks that other rules reject among them.\n\n"
+        + _table(["similarity", "tasks"], rows)
+        + "\n\nTasks above the limit, and tasks with the operators, the run or the graph of a reference; one task may "
+        "be in several columns.\n\n"
+        + _table(
+            ["category", "tasks", "similar", "same operators", "runs the same operators in order", "same graph"],
+            [*counts, ["all", *found["all"].values()]],
+        )
+        + f"\n\nReferences traced: {found['traced_references']}; not traced: {len(found['untraced_references'])}.\n"
     )

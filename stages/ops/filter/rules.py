@@ -9,17 +9,20 @@ import dataclasses
 import json
 from typing import Callable
 
+import signature as operators
 import source as task_source
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A rule: its name, why it is there, the function, and the parameters that it reads."""
+    """A rule: its name, why it is there, the function, the parameters that it reads, and how the detail of one that looks
+    at several rows begins."""
 
     name: str
     reason: str
-    check: Callable
+    check: Callable | None
     params: tuple = ()
+    detail: str = ""
 
 
 @dataclasses.dataclass
@@ -34,6 +37,10 @@ class Row:
 def _failure(facts, fallback):
     where = f" ({facts['error_stage']}, {facts['error_kind']})" if facts.get("error_stage") else ""
     return f"{facts.get('error') or fallback}{where}"
+
+
+def enough_memory(row, _):
+    return _failure(row.facts, "out of memory") if row.facts["error_kind"] == "memory" else None
 
 
 def executes_eager(row, _):
@@ -77,6 +84,28 @@ def repeatable_inputs(row, _):
 
 def finite(row, _):
     return None if row.facts["finite"] else "an output has NaN or infinities"
+
+
+def active(row, params):
+    top, zero, deviation = row.facts["output_top_share"], row.facts["output_zero_share"], row.facts["output_std"]
+    if top is None or zero is None or deviation is None:
+        return "not measured, or not finite"
+    if top > params["max_top_share"]:
+        return f"{top:.1%} of the output's elements are one value"
+    if zero > params["max_zero_share"]:
+        return f"{zero:.1%} of the output's elements are 0"
+    if deviation < params["min_std"]:
+        return f"the output's standard deviation is {deviation:.3g}"
+    return None
+
+
+def stable(row, params):
+    ratio = row.facts["seed_std_ratio"]
+    if ratio is None:
+        return "not measured, or a draw's output is constant or not finite"
+    if ratio <= params["max_seed_std_ratio"]:
+        return None
+    return f"the output's standard deviation differs {ratio:.3g} times between draws"
 
 
 def static_shapes(row, _):
@@ -152,15 +181,41 @@ def modes_agree(row, params):
     return f"train and eval mode differ by {facts['train_abs']:.3g}"
 
 
-def declared_operators(row, _):
+def declared_names(row):
+    """The declared operators, or None where they are no list of names."""
     try:
         names = json.loads(row.facts["ops"])
     except (TypeError, ValueError):
-        return "ops is not a JSON list"
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        return "ops is not a list of names"
+        return None
+    fits = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+    return names if fits else None
+
+
+def declared_operators(row, _):
+    names = declared_names(row)
+    if names is None:
+        return "ops is not a JSON list of names"
     missing = task_source.undeclared(row.source, names)
     return f"declared and not used: {', '.join(missing)}" if missing else None
+
+
+def complete_operators(row, _):
+    names = declared_names(row)
+    if names is None:
+        return "ops is not a JSON list of names"
+    # A class that was taken out of a library is declared as one operator, whatever it uses.
+    if any(name.startswith("transformers.") for name in names):
+        return None
+    extra = operators.signature(row.source) - operators.declared(names)
+    return f"used and not declared: {operators.text(extra)}" if extra else None
+
+
+def right_category(row, _):
+    category, names = row.facts["data_source"], declared_names(row)
+    library, _, count = (category or "").partition("#")
+    if names is None or library != "torch":
+        return None
+    return None if count == str(len(names)) else f"{category} with {len(names)} declared operators"
 
 
 def used_modules(row, _):
@@ -186,8 +241,28 @@ def self_contained(row, _):
     return f"Model reads the module's {', '.join(names)} where an argument was meant" if names else None
 
 
+def no_constant_tensors(row, _):
+    made = task_source.constant_tensors(row.source)
+    return f"made anew from constants in each call: {', '.join(made)}" if made else None
+
+
+def no_literal_sizes(row, params):
+    sizes = task_source.literal_sizes(row.source, params["max_literal"])
+    return f"sizes that are no arguments: {', '.join(sizes)}" if sizes else None
+
+
+def no_pinned_batch(row, _):
+    places = task_source.pinned_batch(row.source)
+    return f"the batch size is fixed by {', '.join(places)}" if places else None
+
+
+def traced(row, _):
+    return None if row.facts["graph"] else "not traced"
+
+
 RULES = [
     Rule("readable", "The code parses and defines a class Model.", readable),
+    Rule("enough_memory", "The task fits into the memory that it is given.", enough_memory),
     Rule("executes_eager", "The task runs in eager mode (paper, a).", executes_eager),
     Rule("executes_compiled", "The task runs under torch.compile (paper, a).", executes_compiled),
     Rule("no_randomness", "No inherent randomness: forward draws no random number (paper, b).", no_randomness),
@@ -199,6 +274,18 @@ RULES = [
     ),
     Rule("repeatable_inputs", "Inputs follow the seed, else nobody can check a result.", repeatable_inputs),
     Rule("finite", "Outputs are finite: NaN equals anything or nothing, depending on who compares.", finite),
+    Rule(
+        "active",
+        "Outputs are spread out: of one that is mostly one value, most can be answered without computing it.",
+        active,
+        ("max_top_share", "max_zero_share", "min_std"),
+    ),
+    Rule(
+        "stable",
+        "Outputs keep their magnitude from draw to draw and for other weights, else no tolerance fits them.",
+        stable,
+        ("max_seed_std_ratio",),
+    ),
     Rule("static_shapes", "The outputs' shapes are fixed, as a kernel's launch needs them.", static_shapes),
     Rule("not_constant", "Outputs are not constant (paper, c).", not_constant),
     Rule(
@@ -228,10 +315,25 @@ RULES = [
         ("max_train_rel",),
     ),
     Rule("declared_operators", "The code uses every operator that the row declares.", declared_operators),
+    Rule("complete_operators", "The row declares every operator that the code uses.", complete_operators),
+    Rule("right_category", "The category says how many operators the row declares.", right_category),
     Rule("used_modules", "Every module that __init__ makes is used.", used_modules),
     Rule("used_arguments", "Every argument of __init__ and forward is read.", used_arguments),
     Rule("live_computation", "Nothing is computed in forward and thrown away.", live_computation),
     Rule("self_contained", "Model takes its sizes as arguments and reads no constant of the module.", self_contained),
+    Rule(
+        "no_constant_tensors",
+        "forward makes no tensor from constants alone: a hidden constant that a candidate can precompute.",
+        no_constant_tensors,
+    ),
+    Rule(
+        "no_literal_sizes",
+        "Sizes are arguments of __init__ or come from inputs, and are no numbers in the code of Model.",
+        no_literal_sizes,
+        ("max_literal",),
+    ),
+    Rule("no_pinned_batch", "Neither __init__ nor a buffer nor a view fixes the batch size.", no_pinned_batch),
+    Rule("traced", "The graph was traced, else a duplicate in other words can't be seen.", traced),
 ]
 
 # These look at more than one row and are applied by `filter`, in this order, after the rules above.
@@ -241,15 +343,39 @@ CONTAMINATED = Rule(
     None,
     ("max_similarity",),
 )
-DUPLICATE = Rule("duplicate", "The code is not byte-identical to that of an earlier kept task.", None)
-SEMANTIC_DUPLICATE = Rule(
-    "semantic_duplicate",
-    "The code is not an earlier kept task's but for names, layout, comments and annotations.",
+CONTAMINATED_SIGNATURE = Rule(
+    "contaminated_signature",
+    "No reference has the same operators, each as often: it would be that problem at other sizes, whatever its tree.",
     None,
 )
-ALL_RULES = [*RULES, CONTAMINATED, DUPLICATE, SEMANTIC_DUPLICATE]
+CONTAMINATED_GRAPH = Rule(
+    "contaminated_graph",
+    "No reference calls the same operators in the same order when it runs.",
+    None,
+)
+DUPLICATE = Rule(
+    "duplicate", "The code is not byte-identical to that of an earlier kept task.", None, detail="the same code as"
+)
+SEMANTIC_DUPLICATE = Rule(
+    "semantic_duplicate",
+    "The code is not an earlier kept task's but for names, layout, comments, annotations and forms of import.",
+    None,
+    detail="the same program as",
+)
+GRAPH_DUPLICATE = Rule(
+    "graph_duplicate",
+    "The traced graph is not an earlier kept task's: the same operators, constants, wiring, shapes and types.",
+    None,
+    detail="the same graph as",
+)
+AGAINST_REFERENCES = [CONTAMINATED, CONTAMINATED_SIGNATURE, CONTAMINATED_GRAPH]
+DUPLICATES = [DUPLICATE, SEMANTIC_DUPLICATE, GRAPH_DUPLICATE]
+ALL_RULES = [*RULES, *AGAINST_REFERENCES, *DUPLICATES]
 
-NEED_SOURCE = {"declared_operators", "used_modules", "used_arguments", "live_computation", "self_contained"}
+NEED_SOURCE = {
+    "declared_operators", "complete_operators", "used_modules", "used_arguments", "live_computation", "self_contained",
+    "no_constant_tensors", "no_literal_sizes", "no_pinned_batch",
+}  # fmt: skip
 
 
 def failures(row, params, skipped):

@@ -72,6 +72,13 @@ def parse(code):
     raise NotATask("the code defines no class Model")
 
 
+def docstring(node):
+    """The statement that is the docstring of a class or function, or None."""
+    first = node.body[0] if node.body else None
+    is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    return first if is_text else None
+
+
 def dotted(node, imports):
     """The full name of `nn.Linear` and the like, or None for what is no chain of names."""
     parts = []
@@ -94,12 +101,25 @@ def _read_names(node):
 
 
 def unused_arguments(source, method):
-    """Arguments of a method of Model that its body never reads."""
+    """Arguments of a method of Model that its body never reads, or of `__init__` that it only puts into an attribute
+    that nobody reads."""
     node = source.methods.get(method)
     if node is None:
         return []
-    read = set().union(*(_read_names(statement) for statement in node.body))
+    idle = _idle_assignments(source) if method == "__init__" else []
+    read = set().union(*(_read_names(statement) for statement in node.body if statement not in idle))
     return [name for name in _arguments(node) if name not in read]
+
+
+def _idle_assignments(source):
+    """Statements `self.a = b` of `__init__` whose attribute nobody reads."""
+    read = _read_attributes(source)
+    return [
+        statement
+        for statement in source.methods["__init__"].body
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name)
+        and read is not None and (names := _own_attributes(statement, ast.Store)) and not read & set(names)
+    ]  # fmt: skip
 
 
 def _own_attributes(node, context):
@@ -118,9 +138,9 @@ def _builds_something(value):
 
 
 def unused_modules(source):
-    """Attributes that `__init__` gives a module or a parameter and that nothing in Model reads."""
-    start = source.methods.get("__init__")
-    if start is None:
+    """Attributes that `__init__` gives a module or a parameter and that nothing that `forward` reaches reads."""
+    start, read = source.methods.get("__init__"), _read_attributes(source)
+    if start is None or read is None:
         return []
     made = [
         name
@@ -129,16 +149,52 @@ def unused_modules(source):
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         for name in _own_attributes(target, ast.Store)
     ]
-    read = set(_own_attributes(source.model, ast.Load))
-    reads_by_name = any(
+    made += [
+        node.args[0].value
+        for node in ast.walk(start)
+        if isinstance(node, ast.Call) and dotted(node.func, {}) in REGISTER and node.args
+        and isinstance(node.args[0], ast.Constant)
+    ]  # fmt: skip
+    return [name for name in dict.fromkeys(made) if name not in read]
+
+
+REGISTER = ("self.register_buffer", "self.register_parameter", "self.add_module")
+
+
+def _read_attributes(source):
+    """Attributes of `self` that `forward`, the methods that it calls, or a value in `__init__` read; None where they
+    may be read by name. A statement of `__init__` that only initialises an attribute is no use of it."""
+    if any(
         isinstance(node, ast.Call) and dotted(node.func, {}) in ("getattr", "self.children", "self.modules")
         for node in ast.walk(source.model)
-    )
-    return [] if reads_by_name else [name for name in dict.fromkeys(made) if name not in read]
+    ):
+        return None
+    reached = _reached_methods(source)
+    nodes = [source.methods[name] for name in reached if name != "__init__"]
+    nodes += [node for node in source.model.body if not isinstance(node, ast.FunctionDef)]
+    if "__init__" in source.methods:
+        values = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+        inner = ast.walk(source.methods["__init__"])
+        nodes += [node.value for node in inner if isinstance(node, values) and node.value is not None]
+    return {name for node in nodes for name in _own_attributes(node, ast.Load)}
+
+
+def _reached_methods(source):
+    """Methods of Model that `forward` calls or names, and `forward`. All of them where there is no forward."""
+    if "forward" not in source.methods:
+        return set(source.methods)
+    reached, waiting = set(), ["forward"]
+    while waiting:
+        name = waiting.pop()
+        if name in source.methods and name not in reached:
+            reached.add(name)
+            waiting += _own_attributes(source.methods[name], ast.Load)
+    return reached
 
 
 def dead_values(source):
-    """Local variables of `forward` that are assigned and never read: their computation is dead."""
+    """Local variables of `forward` that are assigned and never read, or assigned anew before anybody read them: their
+    computation is dead. So is a call whose result is thrown away."""
     node = source.methods.get("forward")
     if node is None:
         return []
@@ -151,13 +207,28 @@ def dead_values(source):
         for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
         if isinstance(target, ast.Name)
     ]
-    unread = [name for name in stored if name not in read and not name.startswith("_")]
+    unread = [name for name in stored if name not in read]
     bare = [
         ast.unparse(statement)[:60]
         for statement in ast.walk(node)
         if isinstance(statement, ast.Expr) and _is_pure_call(statement.value, source.imports)
     ]
-    return list(dict.fromkeys([*unread, *bare]))
+    return list(dict.fromkeys([*unread, *_overwritten(node.body), *bare]))
+
+
+def _overwritten(statements):
+    """Variables that a straight line of statements assigns and does not read before it assigns them again or ends."""
+    waiting, found = set(), []
+    for statement in statements:
+        waiting -= _read_names(statement)
+        target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
+        if isinstance(target, ast.Name):
+            found += [target.id] if target.id in waiting else []
+            waiting.add(target.id)
+            continue
+        # What a branch, a loop or a tuple assigns may be assigned or not.
+        waiting -= {inner.id for inner in ast.walk(statement) if isinstance(inner, ast.Name)}
+    return found + sorted(waiting)
 
 
 def _is_pure_call(node, imports):
@@ -182,6 +253,83 @@ def read_globals(source):
         node.id for node in ast.walk(source.model) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     return sorted((_read_names(source.model) & source.constants) - local)
+
+
+TENSOR_MAKERS = {
+    f"torch.{name}"
+    for name in (
+        "tensor", "as_tensor", "ones", "zeros", "full", "empty", "eye", "arange", "range", "linspace", "logspace", "rand",
+        "randn", "randint", "randperm", "normal", "hann_window", "hamming_window", "tril_indices", "triu_indices",
+    )
+}  # fmt: skip
+
+
+def constant_tensors(source):
+    """Tensors that a method other than `__init__` makes from constants and attributes alone: they are the same in
+    every call and belong into a buffer. Sizes taken from an input are fine."""
+    return [
+        ast.unparse(call)[:60]
+        for method in _methods_of_all_classes(source)
+        for call in ast.walk(method)
+        if isinstance(call, ast.Call) and dotted(call.func, source.imports) in TENSOR_MAKERS
+        and not _takes_a_local(call, method)
+    ]  # fmt: skip
+
+
+def _methods_of_all_classes(source):
+    return [
+        method
+        for body in source.tree.body
+        if isinstance(body, ast.ClassDef)
+        for method in body.body
+        if isinstance(method, ast.FunctionDef) and method.name != "__init__"
+    ]
+
+
+def _takes_a_local(call, method):
+    """Whether what a call makes depends on an argument or a variable of the method, its device and type aside."""
+    local = {argument.arg for argument in ast.walk(method.args) if isinstance(argument, ast.arg)} - {"self"}
+    local |= {node.id for node in ast.walk(method) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    values = [*call.args, *(word.value for word in call.keywords if word.arg not in ("device", "dtype"))]
+    return any(local & _read_names(value) for value in values)
+
+
+def literal_sizes(source, limit):
+    """Integers above the limit among the arguments of calls in Model: sizes that nobody can set. Defaults of
+    arguments are no such thing."""
+    return [
+        f"{number} in {ast.unparse(call.func)}"
+        for method in source.methods.values()
+        for call in ast.walk(method)
+        if isinstance(call, ast.Call)
+        for number in _integers([*call.args, *(word.value for word in call.keywords)])
+        if abs(number) > limit
+    ]
+
+
+def _integers(values):
+    """Integers that are values themselves or items of tuples and lists, not those of calls and sums within."""
+    for value in values:
+        if isinstance(value, (ast.Tuple, ast.List)):
+            yield from _integers(value.elts)
+        elif isinstance(value, ast.Constant) and isinstance(value.value, int) and not isinstance(value.value, bool):
+            yield value.value
+
+
+def pinned_batch(source):
+    """Where Model fixes the number of samples: an argument of `__init__` for it, or a `view` or `expand` of the first
+    dimension to a number."""
+    start = source.methods.get("__init__")
+    found = [name for name in (_arguments(start) if start else []) if name in ("batch", "batch_size", "bsz", "batchsize")]
+    for method in (node for name, node in source.methods.items() if name != "__init__"):
+        for call in ast.walk(method):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args):
+                continue
+            sizes = call.args[0].elts if isinstance(call.args[0], (ast.Tuple, ast.List)) else call.args
+            first = list(_integers(sizes[:1]))
+            if call.func.attr in ("view", "reshape", "expand") and len(sizes) > 1 and first and first[0] > 1:
+                found.append(ast.unparse(call)[:60])
+    return found
 
 
 def used_operators(source):
