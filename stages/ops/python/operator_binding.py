@@ -113,8 +113,18 @@ def bind(usage, shape, choose=first_choice, role=lambda roles: roles[0]):
         raise NotApplicable("rank")
     names = {"shape": tuple(shape)}
     values = {}
-    for symbol, rule in usage["symbols"].items():
-        values[symbol] = names[symbol] = _settle(symbol, rule, names, choose)
+    waiting = list(usage["symbols"].items())
+    while waiting:
+        # A symbol may need one that comes after it, since JSON text may have its keys sorted.
+        early = []
+        for symbol, rule in waiting:
+            try:
+                values[symbol] = names[symbol] = _settle(symbol, rule, names, choose)
+            except NameError:
+                early.append((symbol, rule))
+        if len(early) == len(waiting):
+            raise NotApplicable(f"no value for {early[0][0]}")
+        waiting = early
     for condition in usage.get("requires", ()):
         if not evaluate(condition, names):
             raise NotApplicable(condition)

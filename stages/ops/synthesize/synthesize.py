@@ -1,5 +1,7 @@
 """`ops/synthesize`: composes tasks from crawled operators. Task i depends on the parameters and i, never on the count."""
 
+import collections
+import itertools
 import json
 import math
 import multiprocessing
@@ -10,230 +12,335 @@ import torch
 
 import cuda_agent_stage as stage
 import transformers_task
-from compose import TRIAL_BATCH, Unsuitable, compose, far_share, varies
-from estimate import counted, device_of, milliseconds, operator_cost
+from compose import SIZES, Misfit, Unsuitable, compose
+from degenerate import fault
+from estimate import counted_by_batch, load, rates_of
+from members import member_of
+from plan import FAMILY_WEIGHTS, Planner, orders, start_ranks
 from schedule import schedule, usable_shares
+from sizing import Window, batch_for, chain_milliseconds, most_batch
 from task_file import task_code
 
-NICE_BATCHES = sorted({base * 2**power for base in (1, 3, 5) for power in range(0, 18)})
-ATTEMPTS = 60
-WIDTHS, TOKENS = (256, 128, 384, 192, 512), (64, 128, 32, 96, 48, 80)
+ATTEMPTS = 40
+# How many attempts an operator has before another one of its family takes its place.
+PATIENCE = 5
+WIDTHS = {"cpu": (256, 128, 384, 192, 512), "cuda": (512, 256, 768, 384, 1024)}
+TOKENS = {"cpu": (64, 128, 32, 96, 48, 80), "cuda": (128, 256, 64, 192, 96, 384)}
+# How many classes of transformers are tried for one task, and at how many sizes each.
+CLASSES, CLASS_SIZES = 8, 3
+# A category with this many failures in a row is not tried again.
+HOPELESS = 30
+TASK_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, Unsuitable)
+
+
+class NoTask(Exception):
+    """No task could be made for an index; `reason` is of few words, for counting."""
+
+    def __init__(self, reason, detail):
+        super().__init__(reason)
+        self.reason, self.detail = reason, detail
 
 
 class Synthesizer:
     """Everything that a task is made from; the same in each worker process."""
 
-    def __init__(self, operators, params):
-        self.params, self.device = params, device_of(params)
-        for row in operators:
-            row["usages"] = json.loads(row["usages"])
-        self.torch_rows = [row for row in operators if row["library"] == "torch"]
-        self.transformers_rows = [row for row in operators if row["library"] == "transformers"]
-        random.Random(f"{params['seed']}/transformers").shuffle(self.transformers_rows)
+    def __init__(self, operators, params, rates=None):
+        self.params, self.rates = params, rates_of(params, rates)
+        self.window = Window(params)
+        self.most_bytes = params["max_bytes"] or self.rates.device.task_bytes
+        rows = [{**row, "usages": json.loads(row["usages"])} for row in operators]
+        self.rows = {row["operator"]: row for row in rows if row["library"] == "torch"}
+        members = {name: member_of(row) for name, row in self.rows.items()}
+        self.members = {name: member for name, member in members.items() if member.ranks}
+        self.planner = Planner(self.members.values(), params["families"], params["seed"])
+        self.classes = [row for row in rows if row["library"] == "transformers"]
+        random.Random(f"{params['seed']}/transformers").shuffle(self.classes)
 
-    def task(self, index, category, ordinal):
+    def job(self, index, category, ordinal):
+        """What `task` needs to make a task, with the planned operators."""
+        planned = None if category == "transformers" else self.planner.operators(int(category[-1]), ordinal)
+        return index, category, ordinal, planned
+
+    def task(self, index, category, ordinal, planned):
+        """The row of a task; raises NoTask."""
         rng = random.Random(f"{self.params['seed']}/{index}/{category}")
-        if category == "transformers":
-            made = self._transformers(rng, ordinal)
-        else:
-            made = self._composed(rng, int(category[-1]))
-        if made is None:
-            raise stage.StageError(
-                f"no task of category {category} fits the limits (index {index})", kind="params",
-                hint="widen target_ms_min and target_ms_max, or raise max_bytes",
-            )
-        operators, code, estimate, batch = made
+        make = self._transformers(rng, ordinal) if category == "transformers" else self._composed(rng, planned)
+        operators, families, code, estimate, batch = make
         return {
             "task_id": f"{self.params['seed']}-{index:06d}", "index": index, "ops": json.dumps(operators),
-            "data_source": category, "code": code, "estimate_ms": round(estimate, 4), "batch_size": batch,
+            "families": json.dumps(families), "data_source": category, "code": code,
+            "estimate_ms": round(estimate, 4), "batch_size": batch, "origin": "composer",
         }
 
     # ---- torch
 
-    def _composed(self, rng, length):
+    def _composed(self, rng, planned):
+        """The planned operators in one of the orders that work; what can't be had gives way to one of its family."""
+        names, refused, reason = list(planned), collections.Counter(), ""
         for _ in range(ATTEMPTS):
-            chain = compose(rng, self.torch_rows, length)
-            sized = chain and self._size(rng, *self._chain_costs(chain))
-            if not sized:
+            order = self._order(rng, names)
+            if order is None:
+                self._replace(rng, names, rng.randrange(len(names)))
                 continue
-            batch, estimate = sized
-            code = task_code(chain, batch)
-            if passes(code):
-                return [step.operator for step in chain.steps], code, estimate, batch
-        return None
+            try:
+                return self._attempt(rng, order)
+            except Misfit as misfit:
+                name = order[misfit.position].operator
+                reason = f"{name}: {misfit.reason}"
+                refused[name] += 1
+                if refused[name] >= PATIENCE:
+                    self._replace(rng, names, names.index(name))
+                    refused.clear()
+        raise NoTask("no operators fit", f"{', '.join(planned)}; last: {reason}"[:300])
 
-    def _chain_costs(self, chain):
-        """Functions of the batch size: milliseconds and bytes alive."""
-        def total(batch):
-            return sum(
-                milliseconds(self.device, *operator_cost(s.bound, s.in_shape, s.out_shape, s.weights, batch))
-                for s in chain.steps
-            )
+    def _order(self, rng, names):
+        found = list(itertools.islice(orders([self.members[name] for name in names]), 24))
+        return rng.choice(found) if found else None
 
-        per_sample = sum(math.prod(step.in_shape[1:]) + math.prod(step.out_shape[1:]) for step in chain.steps)
-        fixed = sum(step.weights for step in chain.steps)
-        return total, lambda batch: 4 * (2 * per_sample * batch + fixed)
+    def _replace(self, rng, names, place):
+        """Another operator of the same family, one with which there is an order if that is to be had."""
+        family = self.members[names[place]].family
+        others = [m.operator for m in self.planner.by_family[family] if m.operator not in names]
+        for _ in range(12):
+            if not others:
+                return
+            chosen = rng.choice(others)
+            tried = [*names[:place], chosen, *names[place + 1:]]
+            if self._order(rng, tried):
+                break
+        names[place] = chosen
 
-    def _size(self, rng, total, alive):
-        """A batch size whose estimate is near a target from the middle of the range: `(batch, estimate)` or None."""
-        low, high = self.params["target_ms_min"], self.params["target_ms_max"]
-        middle, half = (math.log(low) + math.log(high)) / 2, (math.log(high) - math.log(low)) / 2
-        target = middle + (rng.random() - 0.5) * half * 0.5
-        fitting = [batch for batch in NICE_BATCHES if batch >= 2 and alive(batch) <= self.params["max_bytes"]]
-        if not fitting:
-            return None
-        batch = min(fitting, key=lambda candidate: abs(math.log(total(candidate)) - target))
-        estimate = total(batch)
-        return (batch, estimate) if abs(math.log(estimate) - middle) <= half * 0.5 else None
+    def _attempt(self, rng, order):
+        """One attempt to make a task of operators in an order; raises Misfit."""
+        chain = compose(rng, [self.rows[m.operator] for m in order], start_ranks(order), self.params["device"])
+        sized = batch_for(self.window.target(rng), self.window, chain_milliseconds(self.rates, chain),
+                          most_batch(chain, self.most_bytes))
+        if isinstance(sized, str):
+            raise Misfit(rng.randrange(len(order)), sized)
+        batch, estimate = sized
+        code = task_code(chain, batch)
+        wrong = defect(code, self.params["guards"])
+        if wrong:
+            raise Misfit(rng.randrange(len(order)), wrong)
+        return [m.operator for m in order], [m.family for m in order], code, estimate, batch
 
     # ---- transformers
 
     def _transformers(self, rng, ordinal):
-        """Classes in a shuffled order; each time round the list they come in another size."""
-        count = len(self.transformers_rows)
+        """Classes in a shuffled order; each time round the list they come in another size. A class that fits no size
+        gives way to one some way along the list, at a size of its own, so that it does not become its neighbour's
+        twin."""
+        count = len(self.classes)
         turn = ordinal // count
-        # A class that fits no size gives way to one half the list away, so that it does not become its neighbour's twin.
-        for row in (self.transformers_rows[(ordinal + away) % count] for away in (0, count // 2, count // 3, 1, 2, 3)):
-            for size in range(3):
-                width = WIDTHS[(turn + size) % len(WIDTHS)]
-                tokens = TOKENS[(turn + turn // len(WIDTHS) + size) % len(TOKENS)]
-                made = self._sized_transformers(rng, row, width, tokens)
-                if made:
+        reasons = collections.Counter()
+        step = max(1, count // CLASSES)
+        for attempt in range(CLASSES):
+            row = self.classes[(ordinal + attempt * step) % count]
+            for size in range(CLASS_SIZES):
+                at = turn + size + attempt
+                made = self._sized_class(rng, row, at)
+                if not isinstance(made, str):
                     return made
-        return None
+                reasons[made] += 1
+        raise NoTask("no class fits", ", ".join(f"{reason} {number}" for reason, number in sorted(reasons.items())))
 
-    def _sized_transformers(self, rng, row, width, tokens):
+    def _sized_class(self, rng, row, at):
+        """A class at one of its sizes, or the reason why not."""
+        widths, tokens = WIDTHS[self.params["device"]], TOKENS[self.params["device"]]
         usage = row["usages"][0]
-        sizes = transformers_task.sizes_at(usage, width)
+        sizes = transformers_task.sizes_at(usage, widths[at % len(widths)])
+        length = tokens[(at + at // len(widths)) % len(tokens)]
 
         def code_for(batch):
             return transformers_task.task_code(
-                usage, row["source"], transformers_task.header_lines(row), sizes, batch, tokens
+                usage, row["source"], transformers_task.header_lines(row), sizes, batch, length
             )
 
         try:
-            total, alive = counted_costs(self.device, code_for(2))
-        except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
-            return None
-        sized = self._size(rng, total, alive)
-        if not sized:
-            return None
+            count_at = counted_by_batch(code_for(2))
+        except TASK_ERRORS:
+            return "fails"
+        sized = batch_for(self.window.target(rng), self.window, self._class_milliseconds(row, count_at),
+                          most_class_batch(count_at, self.most_bytes))
+        if isinstance(sized, str):
+            return sized
         batch, estimate = sized
         code = code_for(batch)
-        return ([row["operator"]], code, estimate, batch) if passes(code) else None
+        return defect(code, self.params["guards"]) or ([row["operator"]], ["transformers"], code, estimate, batch)
+
+    def _class_milliseconds(self, row, count_at):
+        def total(batch):
+            count = count_at(batch)
+            return self.rates.whole_module(row["operator"], count.operators, count.flops, count.moved)
+
+        return total
 
 
-def counted_costs(device, code):
-    """Functions of the batch size: milliseconds and bytes alive, from what a call moves at two batch sizes."""
-    namespace, module = load(code, "meta")
-    counts = []
-    for batch in (2, 4):
-        namespace["batch_size"] = batch
-        with torch.device("meta"):
-            counts.append(counted(module, namespace["get_inputs"]()))
-    (flops, moved, operators), (more_flops, more_moved, _) = counts
-
-    def total(batch):
-        share = (batch - 2) / 2
-        at = (flops + share * (more_flops - flops), moved + share * (more_moved - moved))
-        # Whether a value stays in the cache depends on one operator's traffic, not on the sum.
-        return operators * milliseconds(device, at[0] / operators, at[1] / operators, 0)
-
-    return total, lambda batch: moved + (batch - 2) / 2 * (more_moved - moved)
+def most_class_batch(count_at, limit_bytes):
+    """The largest batch of a class whose tensors fit; they grow with it on a line."""
+    per_sample = (count_at(4).alive - count_at(2).alive) / 2
+    return 2 + (limit_bytes - count_at(2).alive) / per_sample if per_sample > 0 else 2
 
 
-def passes(code):
-    """Whether the finished file makes its shapes on the meta device and behaves on a small batch."""
+def defect(code, guards):
+    """What is wrong with a finished file, or None: its values on a small batch, its shapes on the meta device."""
     try:
-        return shapes_agree(code) and behaves(code)
-    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, Unsuitable):
-        return False
+        return fault(code, guards) or shape_fault(code)
+    except TASK_ERRORS as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0][:120]
 
 
-def load(code, device):
-    namespace = {"__name__": "task"}
-    with torch.device(device):
-        exec(compile(code, "task.py", "exec"), namespace)
-        torch.manual_seed(3)
-        module = namespace["Model"](*namespace["get_init_inputs"]())
-    return namespace, module
-
-
-def shapes_agree(code):
+def shape_fault(code):
     """The whole task on the meta device, at its full sizes."""
     namespace, module = load(code, "meta")
     with torch.device("meta"), torch.no_grad():
         inputs = namespace["get_inputs"]()
         out = module(*inputs)
-    return out.shape[0] == inputs[0].shape[0] and out.dtype == torch.float32
+    good = out.shape[0] == inputs[0].shape[0] and out.dtype == torch.float32
+    return None if good else "its output has no batch"
 
 
-def behaves(code):
-    """The finished file on a small batch: finite, spread, and dependent on every input."""
-    namespace, module = load(code, "cpu")
-    namespace["batch_size"] = TRIAL_BATCH
-    with torch.no_grad():
-        inputs, others = namespace["get_inputs"](), namespace["get_inputs"]()
-        out = module(*inputs)
-        if not torch.isfinite(out).all() or not varies(out) or far_share(out, module(*others)) < 0.5:
-            return False
-        if not torch.equal(out, module(*inputs)):
-            return False
-        swapped = ([*inputs[:i], others[i], *inputs[i + 1:]] for i in range(len(inputs)))
-        return all(far_share(out, module(*mixed)) > 0.2 for mixed in swapped)
+# ---- the program
+
+SYNTHESIZER = None
 
 
-WORKER = None
-
-
-def start_worker(operators, params):
-    global WORKER
+def start_worker():
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    WORKER = Synthesizer(operators, params)
 
 
 def make(job):
+    """A row of `tasks`, or of `left_out`."""
     try:
-        return WORKER.task(*job)
-    except stage.StageError as error:
-        return error.kind, error.message, error.hint
+        return SYNTHESIZER.task(*job)
+    except NoTask as error:
+        return {"index": job[0], "data_source": job[1], "reason": error.reason, "detail": error.detail}
 
 
-def work(program):
-    params = program.params
-    operators = program.read_table("operators", ["operator", "qualified", "library", "version", "family", "usages",
-                                                 "source", "path"])
-    libraries = {row["library"] for row in operators}
+def check(params, libraries):
+    """The shares of categories that can be made; an error where parameters can't be met."""
     shares = usable_shares(params["shares"], params["max_ops"] if "torch" in libraries else 0,
                            "transformers" in libraries)
     if not shares:
         raise stage.StageError("no category has a share", kind="params",
                                hint="`shares` and the libraries that were crawled must have a category in common")
-    plan = schedule(shares, params["count"])
-    jobs = [(index, category, ordinal) for index, (category, ordinal) in enumerate(plan)]
-    rows = []
-    for row in run_jobs(jobs, operators, params, program.resources["cpu"]):
-        if isinstance(row, tuple):
-            raise stage.StageError(row[1], kind=row[0], hint=row[2])
-        rows.append(row)
-        if len(rows) % 10 == 0 or len(rows) == len(jobs):
-            program.progress(len(rows), len(jobs), "tasks")
+    if params["target_ms_min"] >= params["target_ms_max"]:
+        raise stage.StageError("target_ms_min is not below target_ms_max", kind="params")
+    if params["device"] not in SIZES:
+        raise stage.StageError(f"there are no sizes for {params['device']}", kind="params")
+    unknown = set(params["families"]) - set(FAMILY_WEIGHTS)
+    negative = [name for name, weight in params["families"].items() if not weight >= 0]
+    if unknown or negative:
+        raise stage.StageError(f"families: {', '.join(sorted(unknown or negative))}", kind="params",
+                               hint=f"weights from 0 for {', '.join(FAMILY_WEIGHTS)}")
+    return shares
+
+
+def work(program):
+    global SYNTHESIZER
+    start_worker()
+    params = program.params
+    operators = program.read_table("operators", ["operator", "qualified", "library", "version", "family", "usages",
+                                                 "source", "path"])
+    shares = check(params, {row["library"] for row in operators})
+    rates = program.read_table("rates", ["kind", "name", "usage", "rank", "value"]) if program.inputs.get("rates") else None
+    SYNTHESIZER = Synthesizer(operators, params, rates)
+    if shares.keys() - {"transformers"} and not SYNTHESIZER.planner.weights:
+        raise stage.StageError("no family with a weight has an operator", kind="params", hint="`families` has the weights")
+    rows, left_out = Making(program, shares).run()
     for category in shares:
         program.metric(f"tasks/{category}", sum(row["data_source"] == category for row in rows))
+    program.metric("left_out", len(left_out))
     program.write_table("tasks", rows)
+    program.write_table("left_out", left_out)
 
 
-def run_jobs(jobs, operators, params, processes):
-    """The jobs' results in order, over as many processes as were granted."""
-    if processes < 2 or len(jobs) < 8:
-        start_worker(operators, params)
-        yield from map(make, jobs)
-        return
-    # The parent has not run torch yet, so forking it is safe, and the children need not import it again.
-    context = multiprocessing.get_context("fork")
-    with context.Pool(processes, start_worker, (operators, params)) as pool:
-        yield from pool.imap(make, jobs, chunksize=4)
+class Making:
+    """Goes through the indices in order until there are as many tasks as asked for; what can't be made is left out."""
+
+    def __init__(self, program, shares):
+        self.program, self.shares, self.count = program, shares, program.params["count"]
+        self.rows, self.left_out = [], []
+        self.failures = dict.fromkeys(shares, 0)  # in a row
+
+    def run(self):
+        most = math.ceil(self.count * 1.5) + 100
+        plan = schedule(self.shares, most)
+        at = 0
+        with pool_of(self.program.resources["cpu"], self.count) as pool_map:
+            while len(self.rows) < self.count and at < most:
+                wave = list(range(at, min(most, at + self.count - len(self.rows))))
+                self._wave(pool_map, plan, wave)
+                at = wave[-1] + 1
+        self._report(at)
+        return self.rows, self.left_out
+
+    def _wave(self, pool_map, plan, indices):
+        """The tasks of some indices. A category that became hopeless is left out without another try."""
+        hopeless = {category for category, failures in self.failures.items() if failures >= HOPELESS}
+        jobs = [SYNTHESIZER.job(index, *plan[index]) for index in indices if plan[index][0] not in hopeless]
+        results = iter(pool_map(make, jobs))
+        for index in indices:
+            category = plan[index][0]
+            self._take({"index": index, "data_source": category} if category in hopeless else next(results))
+
+    def _take(self, result):
+        category = result["data_source"]
+        if self.failures[category] >= HOPELESS:
+            result = {"index": result["index"], "data_source": category, "reason": "exhausted",
+                      "detail": f"{HOPELESS} tasks in a row could not be made"}
+        if "reason" in result:
+            self.failures[category] += 1
+            self._warn(result)
+            self.left_out.append(result)
+            return
+        self.failures[category] = 0
+        self.rows.append(result)
+        if len(self.rows) % 20 == 0 or len(self.rows) == self.count:
+            self.program.progress(len(self.rows), self.count, "tasks")
+
+    def _warn(self, result):
+        """Say so when the first task of a category can't be made, and when it is given up."""
+        category = result["data_source"]
+        if not any(row["data_source"] == category for row in self.left_out):
+            self.program.log(f"no task for index {result['index']} ({category}): {result['reason']}, {result['detail']}; "
+                             "the next index takes its place", level="warning")
+        elif self.failures[category] == HOPELESS:
+            self.program.log(f"{category}: {HOPELESS} tasks in a row could not be made; it is given up", level="warning")
+
+    def _report(self, tried):
+        if self.left_out:
+            counts = collections.Counter((row["data_source"], row["reason"]) for row in self.left_out)
+            reasons = ", ".join(f"{number} {category} ({reason})" for (category, reason), number in sorted(counts.items()))
+            self.program.log(f"{len(self.rows)} tasks from {tried} indices; left out: {reasons}; "
+                             f"cuda-agent show {self.program.stage}.left_out lists them")
+        if not self.rows:
+            raise stage.StageError(
+                f"no task fits the limits; the first: {self.left_out[0]['detail']}", kind="params",
+                hint="widen target_ms_min and target_ms_max, or raise max_bytes",
+            )
+        if len(self.rows) < self.count:
+            self.program.log(f"only {len(self.rows)} of {self.count} tasks could be made", level="warning")
+
+
+class pool_of:  # noqa: N801 (used as a function)
+    """A `map` over as many processes as were granted, results in order."""
+
+    def __init__(self, processes, jobs):
+        self.processes, self.pool = min(processes, math.ceil(jobs / 8)), None
+
+    def __enter__(self):
+        if self.processes < 2:
+            return map
+        # The parent has run torch on the meta device and on one thread alone, so forking it is safe.
+        self.pool = multiprocessing.get_context("fork").Pool(self.processes, start_worker)
+        return lambda function, jobs: self.pool.imap(function, jobs, chunksize=2)
+
+    def __exit__(self, *_error):
+        if self.pool is not None:
+            self.pool.terminate()
+            self.pool.join()
 
 
 if __name__ == "__main__":

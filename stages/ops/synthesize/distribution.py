@@ -1,0 +1,97 @@
+"""Shows how the operators of composed tasks are spread: `python distribution.py OPERATORS.jsonl [COUNT [RATES.jsonl]]`.
+
+OPERATORS.jsonl is the table of `ops/crawl` as JSON lines. The tasks are those that the stage would make for a GPU.
+"""
+
+import argparse
+import collections
+import itertools
+import json
+import math
+import pathlib
+import sys
+import time
+import types
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "python"), str(HERE.parent.parent / "protocol" / "python")]
+
+import synthesize  # noqa: E402
+from plan import FAMILY_WEIGHTS  # noqa: E402
+from schedule import PAPER_SHARES, usable_shares  # noqa: E402
+
+DEFAULTS = {"seed": 1, "max_ops": 5, "shares": PAPER_SHARES, "families": FAMILY_WEIGHTS, "device": "cuda",
+            "target_ms_min": 1.0, "target_ms_max": 100.0, "gflops": 0, "gbytes_per_s": 0, "max_bytes": 0, "guards": True}
+
+
+def spread(rows, weights):
+    """Figures over rows of `tasks`: shares of families against their weights, of operators and of pairs, bilinear."""
+    torch_rows = [row for row in rows if row["data_source"] != "transformers"]
+    families = collections.Counter(family for row in torch_rows for family in json.loads(row["families"]))
+    operators, pairs = collections.Counter(), collections.Counter()
+    for row in torch_rows:
+        names = sorted(json.loads(row["ops"]))
+        operators.update(set(names))
+        pairs.update(set(itertools.combinations(names, 2)))
+    total, all_weights = sum(families.values()), sum(weights[name] for name in families)
+    return {
+        "families": {name: (families[name] / total) / (weights[name] / all_weights) for name in sorted(families)},
+        "operators": [(name, number / len(rows)) for name, number in operators.most_common()],
+        "pairs": [(names, number / len(rows)) for names, number in pairs.most_common()],
+        "bilinear": sum("ilinear\"" in row["ops"].replace("rsample", "") for row in torch_rows) / len(rows),
+    }
+
+
+def deciles(values):
+    ordered = sorted(values)
+    return [ordered[min(len(ordered) - 1, math.floor(len(ordered) * tenth / 10))] for tenth in range(11)]
+
+
+class Console:
+    """Stands in for the engine."""
+
+    def __init__(self, params, processes):
+        self.params, self.resources, self.stage = params, {"cpu": processes}, "composed"
+
+    def log(self, message, level="info"):
+        print(f"{level}: {message}")
+
+    def progress(self, *_figures):
+        pass
+
+
+def compose_tasks(operators, params, rates=None, processes=1):
+    """`(rows, left_out)`, as the stage makes them."""
+    synthesize.start_worker()
+    synthesize.SYNTHESIZER = synthesize.Synthesizer(operators, params, rates)
+    shares = usable_shares(params["shares"], params["max_ops"], any(o["library"] == "transformers" for o in operators))
+    return synthesize.Making(Console(params, processes), shares).run()
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("operators")
+    arguments.add_argument("count", type=int, nargs="?", default=300)
+    arguments.add_argument("rates", nargs="?")
+    arguments.add_argument("--processes", type=int, default=1)
+    arguments.add_argument("--write", help="a file for the tasks as JSON lines")
+    given: types.SimpleNamespace = arguments.parse_args()
+    operators = [json.loads(line) for line in open(given.operators, encoding="utf-8")]
+    rates = given.rates and [json.loads(line) for line in open(given.rates, encoding="utf-8")]
+    start = time.monotonic()
+    rows, left_out = compose_tasks(operators, {**DEFAULTS, "count": given.count}, rates, given.processes)
+    print(f"{len(rows)} tasks in {time.monotonic() - start:.1f} s, {len(left_out)} left out")
+    found = spread(rows, FAMILY_WEIGHTS)
+    print("families, share over weight:", {name: round(value, 2) for name, value in found["families"].items()})
+    print(len(found["operators"]), "operators; most frequent:", [(n, round(s, 4)) for n, s in found["operators"][:12]])
+    print("pairs, most frequent:", [(" ".join(n), round(s, 4)) for n, s in found["pairs"][:5]])
+    print(f"bilinear layers in {found['bilinear']:.2%} of the tasks")
+    print("estimate_ms:", [round(value, 2) for value in deciles([row["estimate_ms"] for row in rows])])
+    print("batch_size:", deciles([row["batch_size"] for row in rows]))
+    if given.write:
+        with open(given.write, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What planning has to know of each operator: which ranks it takes and gives. Found by running it."""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from operator_binding import NotApplicable, bind
+from plan import Member
+
+SHAPES = {2: (4, 64), 3: (4, 16, 64), 4: (4, 16, 24, 24), 5: (4, 8, 12, 12, 12)}
+
+
+def member_of(row):
+    """The `Member` of a crawled operator with its usages as lists."""
+    usages = row["usages"]
+    ranks = {}
+    for usage in usages:
+        for rank in usage["ranks"]:
+            out = rank_after(usage, rank)
+            if out is not None:
+                ranks.setdefault(rank, set()).add(out)
+    return Member(
+        row["operator"], row["family"], {rank: sorted(out) for rank, out in ranks.items()},
+        first_only=all(usage["domain"] != "any" or not usage["smooth"] for usage in usages),
+        indices=all(usage["input"] == "index" for usage in usages),
+    )
+
+
+def rank_after(usage, rank):
+    """The rank of an operator's output for a stream of a rank, or None where it does not run at the shape tried."""
+    shape = SHAPES[rank]
+    try:
+        bound = bind(usage, shape)
+        scope = {"torch": torch, "nn": nn, "F": F, "self": nn.Module(), **bound.values}
+        with torch.no_grad():
+            for name in bound.attributes():
+                setattr(scope["self"], name, bound.values[name])
+            line = bound.construct_line("operator")
+            if line:
+                exec(line, scope)
+            for operand in bound.operands:
+                value = zeros(operand.shape, operand.fill)
+                if operand.role == "parameter":
+                    setattr(scope["self"], operand.name, nn.Parameter(value))
+                else:
+                    scope[operand.name] = value
+            scope["x"] = zeros(shape, usage["input"])
+            return eval(bound.call_text("x", "operator"), scope).dim()
+    except (NotApplicable, RuntimeError, ValueError, LookupError, TypeError, NameError, AssertionError):
+        return None
+
+
+def zeros(shape, fill):
+    return torch.zeros(shape, dtype=torch.int64 if fill.startswith("index") else torch.float32)
