@@ -48,6 +48,26 @@ class Funnel:
         }
 
 
+def continued(before, summary, gone_rule):
+    """One funnel out of that of the filter before and of this one, which took what that kept. Tasks that got lost
+    between the two count for the rule `gone_rule` of this one. Raises ValueError where there are more than were kept."""
+    rules = [dict(rule) for rule in summary["rules"]]
+    gone = next(rule for rule in rules if rule["name"] == gone_rule)
+    for category in sorted(set(before["kept"]) | set(summary["in"])):
+        lost = before["kept"].get(category, 0) - summary["in"].get(category, 0)
+        if lost < 0:
+            raise ValueError(f"{summary['in'][category]} tasks of {category}, {before['kept'].get(category, 0)} were kept")
+        if lost:
+            by_category = gone["rejected_by_category"]
+            gone["rejected_by_category"] = {**by_category, category: by_category.get(category, 0) + lost}
+            gone["rejected"], gone["failing"] = gone["rejected"] + lost, gone["failing"] + lost
+    return {
+        **before,
+        **{name: value for name, value in summary.items() if name not in ("in", "total_in")},
+        "rules": [*before["rules"], *rules],
+    }
+
+
 def rejected_row(facts, found):
     """A row of the table of rejected tasks: what it takes to look at the task again, and every rule that it fails with
     what that rule found."""
@@ -106,6 +126,21 @@ def markdown(summary):
         + _table(["rule", "reason", "rejected", "failing", *categories], rules)
         + "\n"
         + _similarity(summary.get("similarity"))
+        + _degenerate(summary.get("degenerate"), categories)
+    )
+
+
+def _degenerate(found, categories):
+    """Which degenerate answers would have passed for right ones."""
+    if not found:
+        return ""
+    rows = [[kind, sum(counts.values()), *(counts.get(category, 0) for category in categories)]
+            for kind, counts in sorted(found.items())]  # fmt: skip
+    return (
+        "\n## Degenerate answers that the tolerance takes for right\n\n"
+        "Tasks by kind of answer, before the rules on them; one task may have several.\n\n"
+        + _table(["kind", "tasks", *categories], rows)
+        + "\n"
     )
 
 

@@ -7,22 +7,10 @@ not measured fails the rule that needs it: what is not known to be good is not k
 
 import dataclasses
 import json
-from typing import Callable
 
 import signature as operators
 import source as task_source
-
-
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """A rule: its name, why it is there, the function, the parameters that it reads, and how the detail of one that looks
-    at several rows begins."""
-
-    name: str
-    reason: str
-    check: Callable | None
-    params: tuple = ()
-    detail: str = ""
+from rule import Rule
 
 
 @dataclasses.dataclass

@@ -19,6 +19,7 @@ const OPS: Group = Group {
         ("generate", None),
         ("measure", None),
         ("filter", None),
+        ("screen", None),
         ("publish", Some(publish::main)),
     ],
     embedded: EMBEDDED,
