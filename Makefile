@@ -52,7 +52,7 @@ test-rust: venv-dev azurite tools
 
 test-python: venv-dev tools
 	cargo build --workspace --locked --quiet
-	CUDA_AGENT_BIN=$(abspath $(TARGET))/debug/cuda-agent PYTHONPATH=stages/protocol/python:stages/ops/python \
+	CUDA_AGENT_BIN=$(abspath $(TARGET))/debug/cuda-agent PYTHONPATH=stages/protocol/python:stages/ops/python:stages/torch_runtime \
 		$(VENV_PYTHON) -m pytest -q -p no:cacheprovider --import-mode=importlib stages tests/python
 
 # Each scenario so many times; docs/chaos.md has what they are and what came of them.
@@ -72,7 +72,8 @@ bench-evaluator: venv build ## The evaluator's bars on a GPU: agreement, verdict
 		$(or $(BENCH),agreement compile correct timed spread nasty)
 
 test-gpu: venv-dev build ## The tests that need a GPU: the reference's, then every candidate of the corpus; prints a table
-	$(VENV_PYTHON) -m pytest -q -p no:cacheprovider --import-mode=importlib stages/kernels/python/test_reference_cuda.py
+	PYTHONPATH=stages/torch_runtime $(VENV_PYTHON) -m pytest -q -p no:cacheprovider --import-mode=importlib \
+		stages/kernels/python/test_reference_cuda.py
 	CUDA_AGENT_PYTHON=$(VENV_PYTHON) $(VENV_PYTHON) bench/evaluator.py --binary $(RELEASE) agreement
 
 venv: $(RUNTIME) ## The Python environment of the stages, in .venv

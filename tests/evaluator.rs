@@ -440,17 +440,17 @@ fn profiles_tell_times_work_and_degenerate_answers() {
     let rows = rows(&sandbox, "profiles");
     let row = |id: &str| rows.iter().find(|row| row["id"] == id).unwrap();
     for id in ["relu", "softmax", "ones"] {
-        let [low, middle, high] =
-            ["eager_low_ms", "eager_ms", "eager_high_ms"].map(|name| row(id)[name].as_f64().unwrap());
+        let [low, middle, high] = ["profile_eager_low_ms", "profile_eager_ms", "profile_eager_high_ms"]
+            .map(|name| row(id)[name].as_f64().unwrap());
         assert!(0.0 < low && low <= middle && middle <= high, "{id}: {low} {middle} {high}");
-        assert!(row(id)["error_kind"].is_null() && row(id)["compile_ms"].is_null());
+        assert!(row(id)["profile_error_kind"].is_null() && row(id)["profile_compile_ms"].is_null());
     }
     assert_eq!((&row("relu")["bytes"], &row("relu")["flops"]), (&8000.into(), &1000.into()));
     let degenerate =
         |id: &str| row(id)["degenerate"].as_array().unwrap().iter().filter_map(Value::as_str).collect::<Vec<_>>();
     assert_eq!(degenerate("relu"), [""; 0]);
     assert_eq!(degenerate("ones"), ["ones", "mean", "stale", "without:x"]);
-    assert_eq!(row("endless")["error"], "the task was not done with a step (`task`) within 10 s");
-    assert_eq!([&row("broken")["error_kind"], &row("endless")["error_kind"]], ["task"; 2]);
-    assert_eq!(row("broken")["error"], "line 9: AttributeError: module 'torch' has no attribute 'rellu'");
+    assert_eq!(row("endless")["profile_error"], "the task was not done with a step (`task`) within 10 s");
+    assert_eq!([&row("broken")["profile_error_kind"], &row("endless")["profile_error_kind"]], ["task"; 2]);
+    assert_eq!(row("broken")["profile_error"], "line 9: AttributeError: module 'torch' has no attribute 'rellu'");
 }

@@ -22,6 +22,8 @@ impl Subscriber for JsonLines {
 /// Plain lines on standard error.
 pub struct Lines {
     last: HashMap<String, Instant>,
+    /// When a stage was first heard of, and how much of it was done then.
+    first: HashMap<String, (Instant, u64)>,
 }
 
 /// How often a stage's progress is worth a line.
@@ -30,14 +32,29 @@ const EVERY: Duration = Duration::from_secs(10);
 impl Lines {
     /// No line yet.
     pub fn new() -> Self {
-        Self { last: HashMap::new() }
+        Self { last: HashMap::new(), first: HashMap::new() }
+    }
+}
+
+/// How fast it goes and how long it will take, from what has been done in a time; nothing before anything is done.
+fn pace(done: u64, total: Option<u64>, took: Duration) -> String {
+    let per_second = done as f64 / took.as_secs_f64().max(1e-3);
+    let rate = rate(per_second);
+    match total {
+        _ if rate.is_empty() => String::new(),
+        Some(left) => format!(", {rate}, {} left", seconds(Duration::from_secs_f64(left as f64 / per_second))),
+        None => format!(", {rate}"),
     }
 }
 
 impl Subscriber for Lines {
     fn notice(&mut self, event: &RunEvent) {
-        if let RunEvent::StageProgress { stage, .. } = event {
+        let mut suffix = String::new();
+        if let RunEvent::StageProgress { stage, done, total, .. } = event {
             let now = Instant::now();
+            let (began, before) = *self.first.entry(stage.clone()).or_insert((now, *done));
+            let left = total.map(|total| total.saturating_sub(*done));
+            suffix = pace(done.saturating_sub(before), left, now.duration_since(began));
             let last = self.last.entry(stage.clone()).or_insert(now);
             if now.duration_since(*last) < EVERY {
                 return;
@@ -46,9 +63,10 @@ impl Subscriber for Lines {
         }
         if let RunEvent::StageStarted { stage, .. } = event {
             self.last.insert(stage.clone(), Instant::now());
+            self.first.insert(stage.clone(), (Instant::now(), 0));
         }
         if let Some(line) = line(event) {
-            eprintln!("{line}");
+            eprintln!("{line}{suffix}");
         }
     }
 }
@@ -279,6 +297,8 @@ mod tests {
     #[test]
     fn figures_and_names_are_for_people() {
         assert_eq!([rate(0.0), rate(0.386), rate(2.14), rate(57.3)], ["", "23/min", "2.1/s", "57/s"]);
+        assert_eq!(pace(20, Some(60), Duration::from_secs(10)), ", 2.0/s, 30 s left");
+        assert_eq!([pace(0, Some(60), Duration::ZERO), pace(50, None, Duration::from_secs(2))], ["", ", 25/s"]);
         assert_eq!(shortened("fan[model=a-very-long-name,lr=0.1]", 24), "fan[model=a-…ame,lr=0.1]");
         assert_eq!(printable("a\u{1b}[2Jb\tc"), "a\\u{1b}[2Jb\tc");
     }

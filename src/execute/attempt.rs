@@ -81,7 +81,7 @@ pub async fn prepare(
         by_row: rows.zip(job.stage().kind.by_row.as_ref()).map(|(total, by_row)| ByRowRequest {
             port: by_row.port.clone(),
             columns: job.stage().kind.inputs[&by_row.port].columns.keys().cloned().collect(),
-            window: by_row.window,
+            window: by_row.window_of(grant.cpu),
             total,
         }),
         resources: grant.clone(),

@@ -253,6 +253,8 @@ struct Driver<'a> {
     folder: PathBuf,
     by_digest: HashMap<String, usize>,
     todo: VecDeque<usize>,
+    /// How many rows a program may have unanswered.
+    window: usize,
     /// Rows that nobody was asked about yet, by part.
     unclaimed: VecDeque<(u8, Vec<usize>)>,
     /// What is claimed, with how many of its rows are not answered.
@@ -301,6 +303,8 @@ impl<'a> Driver<'a> {
         let (events, heard) = mpsc::channel(EVENTS);
         let journal = Journal::create(&job.state_folder(), job.context.store.url(), epoch, &job.context.run)?;
         let timeout = job.stage().timeout;
+        let cores = job.grant.as_ref().map_or(1, |grant| grant.cpu);
+        let window = job.stage().kind.by_row.as_ref().map_or(1, |by_row| by_row.window_of(cores) as usize);
         let mut parts: BTreeMap<u8, Vec<usize>> = BTreeMap::new();
         todo.iter().for_each(|row| parts.entry(part(&rows.digests[*row])).or_default().push(*row));
         let mut unclaimed: VecDeque<(u8, Vec<usize>)> = parts.into_iter().collect();
@@ -320,6 +324,7 @@ impl<'a> Driver<'a> {
             epoch,
             folder,
             todo: VecDeque::new(),
+            window,
             unclaimed,
             held: BTreeMap::new(),
             foreign: Vec::new(),
@@ -345,10 +350,6 @@ impl<'a> Driver<'a> {
             started: 0,
             deaths: 0,
         })
-    }
-
-    fn window(&self) -> usize {
-        self.job.stage().kind.by_row.as_ref().map_or(1, |by_row| by_row.window.max(1) as usize)
     }
 
     fn row_timeout(&self) -> Option<Duration> {
@@ -403,7 +404,7 @@ impl<'a> Driver<'a> {
     fn enough(&self) -> usize {
         let pace = self.answered as f64 / self.begun.elapsed().as_secs_f64().max(0.1);
         let programs = self.workers.len().max(1);
-        (self.window() * programs * 2).max((pace * AHEAD.as_secs_f64()) as usize)
+        (self.window * programs * 2).max((pace * AHEAD.as_secs_f64()) as usize)
     }
 
     /// Claims more rows, so that no other run does them too. Parts that others have are left to them.
@@ -480,7 +481,7 @@ impl<'a> Driver<'a> {
         let limit = self.job.stage().kind.by_row.as_ref().map_or(0, |by_row| by_row.workers);
         let limit = if limit == 0 { u32::MAX } else { limit };
         let rows = self.todo.len() + self.unclaimed.iter().map(|(_, rows)| rows.len()).sum::<usize>();
-        let useful = (rows / self.window()).max(1).min(limit as usize) as u32;
+        let useful = (rows / self.window).max(1).min(limit as usize) as u32;
         self.job.send(Message::Widen(self.job.index, useful.saturating_sub(1)));
     }
 
@@ -496,7 +497,7 @@ impl<'a> Driver<'a> {
                 return Err(failure);
             }
         };
-        let (rows, fed) = mpsc::channel(self.window().max(1));
+        let (rows, fed) = mpsc::channel(self.window.max(1));
         let (stop, stopped) = tokio::sync::watch::channel(Stop::Go);
         let (events, mut heard) = mpsc::channel(EVENTS);
         let all = self.events.clone();
@@ -543,7 +544,7 @@ impl<'a> Driver<'a> {
 
     /// Gives a program what it can take; without more to do, the end of its input.
     fn feed(&mut self, id: u32) {
-        let window = self.window();
+        let window = self.window;
         let stage_seed = self.job.seed();
         let spare = *self.job.wanted.borrow() && self.workers.keys().next() != Some(&id);
         let Some(worker) = self.workers.get_mut(&id) else { return };

@@ -543,8 +543,9 @@ impl Engine<'_> {
 
     /// What a program of a stage needs. `--jobs 1` means one after another, not that wide stages cannot run.
     fn need(&self, stage: &Stage) -> Resources {
-        let cpu = stage.resources.cpu.min(self.jobs.unwrap_or(u32::MAX));
-        Resources { cpu, ..stage.resources.clone() }
+        let pools = self.pools();
+        let need = stage.resources.clone().on(pools.cpus, pools.gpus.len());
+        Resources { cpu: need.cpu.min(self.jobs.unwrap_or(u32::MAX)), ..need }
     }
 }
 

@@ -90,7 +90,11 @@ static EXTERNAL: Record = Record {
 static RESOURCES: Record = Record {
     what: "`resources`",
     fields: &[
-        field("cpu", Shape::Any("a whole number"), "CPU cores."),
+        field(
+            "cpu",
+            Shape::Any("a whole number, or `all`"),
+            "CPU cores; `all`: the machine's, or a GPU's part of them.",
+        ),
         field("memory", Shape::Any("a size such as 4GiB"), "Memory, for scheduling."),
         field("gpu", Shape::Any("a whole number"), "Whole GPUs."),
     ],
@@ -276,6 +280,7 @@ static BY_ROW: Record = Record {
     fields: &[
         required("port", Shape::Written, "The input whose rows are independent."),
         field("window", Shape::Whole, "Rows that one program may have unanswered."),
+        field("window_per_core", Shape::Whole, "The same for each core of the program, where that is more."),
         field("workers", Shape::Whole, "Programs side by side; 0: as resources allow."),
         field("row_timeout_s", Shape::Number, "Seconds that one row may take."),
     ],

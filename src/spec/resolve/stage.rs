@@ -55,6 +55,16 @@ impl Reader<'_> {
         }
     }
 
+    /// A number of cores, or `all`.
+    fn cores(&mut self, field: &Option<Free>, spot: &Spot) -> Option<u32> {
+        let Free(value) = field.as_ref()?;
+        let mut unread = Vec::new();
+        match self.scope.value(value.clone(), spot, &mut unread) {
+            Some(Value::String(word)) if word == "all" => Some(Resources::ALL_CORES),
+            _ => self.whole(field, spot, "cpu", 1),
+        }
+    }
+
     fn duration(&mut self, field: &Option<Free>, spot: &Spot, name: &str) -> Option<Duration> {
         let value = self.value(field, spot)?;
         let read = value.as_str().and_then(duration);
@@ -84,7 +94,7 @@ impl Reader<'_> {
         let parent = self.spot;
         let spot = parent.key("resources");
         Resources {
-            cpu: self.whole(&raw.cpu, &spot.key("cpu"), "cpu", 1).unwrap_or(base.cpu),
+            cpu: self.cores(&raw.cpu, &spot.key("cpu")).unwrap_or(base.cpu),
             memory: self.memory(&raw.memory, &spot.key("memory")).unwrap_or(base.memory),
             gpu: self.whole(&raw.gpu, &spot.key("gpu"), "gpu", 0).unwrap_or(base.gpu),
         }

@@ -45,10 +45,13 @@ fn write_kind(text: &mut String, kind: &Kind, locked: bool) -> std::fmt::Result 
     writeln!(text, "    ] }},")
 }
 
+/// What Python programs of several crates share.
+const SHARED: &str = "stages/torch_runtime";
+
 /// Cargo looks at folders with everything below them, so files that are added or removed count too.
 fn watch(folder: &Path) {
     let root = lock::workspace(folder);
-    for path in [folder.to_owned(), root.join(lock::PROTOCOL), root.join("Cargo.lock")] {
+    for path in [folder.to_owned(), root.join(lock::PROTOCOL), root.join(SHARED), root.join("Cargo.lock")] {
         println!("cargo::rerun-if-changed={}", path.display());
     }
 }

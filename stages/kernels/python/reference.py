@@ -22,9 +22,11 @@ pid. A worker whose GPU context an error has spoilt replies and ends.
 | `judge` | `set` = 0 | `outputs`, `inputs_changed`, `red_zones` |
 | `prepare` | `which`, `cache` = null, `task` = the begun one | `seconds`, `cache`, `error` |
 | `time` | `which`, `set` = 0 | `ms`, `hidden` (whether the spin hid all launches) |
+| `times` | `task`, `which`: a list, `trials`, `seed` (64 bits in hex) | `ms`: for each of the list, the milliseconds of its trials; each trial on inputs of its own, in random order |
 | `kernels` | `which`, `task` = the begun one | `kernel_ms`, `kernels` (how many) |
 | `screen` | `task` = the begun one | `passes`, `tried`, `failed`, `sensitivity`, `outputs`, `fixed_inputs`: screen.py |
 | `end` | | nothing; frees the sets and old arenas |
+| `forget` | | nothing; frees every task that is kept for speed |
 
 - The task's fields: `code`, `name` = "task.py" (for messages), `set` = {} (constants to override), `protocol` =
   `cuda-agent` (the model evaluates; `kernelbench`: it trains), `policy` = `strict` (policy.py), `seed` = 0 (of the
@@ -48,21 +50,19 @@ pid. A worker whose GPU context an error has spoilt replies and ends.
 import argparse
 import collections
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
-import select
+import random
 import signal
 import socket
 import stat
 import sys
 
-# Before numpy and torch: a pool of threads would not survive the forks.
-for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_variable, os.environ.get("CUDA_AGENT_THREADS", "1"))
-# torch then counts GPUs without starting CUDA, which would not survive the forks either.
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+import fork_server
+import isolation
+
+fork_server.prepare_environment(os.environ, threads=os.environ.get("CUDA_AGENT_THREADS", "1"))
 
 import arena as arenas  # noqa: E402
 import inputs  # noqa: E402
@@ -75,8 +75,10 @@ from refusal import Refusal, first_line, is_memory_error, poisons_gpu  # noqa: E
 from task import Task  # noqa: E402
 
 TASKS_KEPT = 16
+UNCOUNTED_TRIALS = 1
+CLOCK_TRIALS = 1 << 20
+"""Trials of the clock draw inputs that no check has seen."""
 LONGEST_LINE = 1 << 30
-PR_SET_PDEATHSIG = 1
 
 
 class Fields:
@@ -244,6 +246,28 @@ class Worker:
         sets.task.weights.become(chosen.weights)
         return self._timer(sets.task).time(fields.get("which", str), chosen.values)
 
+    def do_times(self, fields):
+        task = self._named_or_begun_task(fields)
+        names, trials = fields.get("which", list), fields.count("trials", 20, least=1)
+        secret, timer = parse_secret(fields.get("seed", str)), self._timer(task)
+        found = {name: [] for name in names}
+        order = random.Random(secret)
+        for trial in range(UNCOUNTED_TRIALS + trials):
+            with task.running():
+                values = task.draw(inputs.derive(secret, "inputs", CLOCK_TRIALS + trial))
+                task.check_draw(values)
+                task.weights.become(inputs.derive(secret, "weights", CLOCK_TRIALS + trial))
+            for name in order.sample(names, len(names)):
+                timed = timer.time(name, values)
+                if trial >= UNCOUNTED_TRIALS:
+                    found[name].append(timed["ms"])
+        task.weights.become(None)
+        return {"ms": found}
+
+    def do_forget(self, _fields):
+        self._drop_idle_tasks()
+        return {}
+
     def do_kernels(self, fields):
         return self._timer(self._named_or_begun_task(fields)).kernels(fields.get("which", str))
 
@@ -268,6 +292,8 @@ ACTIONS = {
     "judge": Worker.do_judge,
     "prepare": Worker.do_prepare,
     "time": Worker.do_time,
+    "times": Worker.do_times,
+    "forget": Worker.do_forget,
     "kernels": Worker.do_kernels,
     "screen": Worker.do_screen,
     "end": Worker.do_end,
@@ -346,34 +372,19 @@ def send(stream, message):
 
 def die_with(parent):
     """The kernel ends this process when its parent ends; one that has ended already is found by its absence."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    isolation.die_with_parent()
     if parent is not None and os.getppid() != parent:
         sys.exit("the parent has ended")
 
 
-def start_worker(connection, others, device, arena_limit):
-    """Forks a worker, which has no use for others' connections; its process id."""
-    parent = os.getpid()
-    child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        die_with(parent)
-        for other in others:
-            other.close()
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.dup2(2, 1)
-        set_threads(device)
-        serve(connection, device, arena_limit)
-        status = 0
-    except BaseException as error:
-        print(f"reference worker: {type(error).__name__}: {error}", file=sys.stderr)
-    finally:
-        os._exit(status)
+def work(descriptors, device, arena_limit):
+    """A worker, in its fork: answers one connection until that closes."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    set_threads(device)
+    serve(socket.socket(fileno=descriptors[0]), device, arena_limit)
+    return 0
 
 
 def set_threads(device):
@@ -382,23 +393,10 @@ def set_threads(device):
     torch.set_num_threads(int(os.environ.get("CUDA_AGENT_THREADS", usual)))
 
 
-def import_gpu_compiler():
-    """What torch.compile needs for a GPU. Compiling anything here would start CUDA."""
-    import torch._inductor.codegen.triton
-    import torch._inductor.codegen.wrapper
-    import torch._inductor.compile_fx
-    import torch._inductor.graph
-    import torch._inductor.scheduler  # noqa: F401
-    import triton  # noqa: F401
-
-
-def reap(workers):
-    """Collects workers that have ended. Who still waits for an answer is told how."""
-    for process in list(workers):
-        ended, status = os.waitpid(process, os.WNOHANG)
-        if ended:
-            with workers.pop(process) as connection:
-                tell_end(connection, os.waitstatus_to_exitcode(status))
+def ended(kept, code):
+    """Whoever still waits for a worker's answer is told how it ended."""
+    with socket.socket(fileno=os.dup(kept[0])) as connection:
+        tell_end(connection, code)
 
 
 def tell_end(connection, code):
@@ -418,32 +416,6 @@ def in_words(code):
         return f"signal {-code}"
 
 
-def end_all(workers):
-    for process in workers:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-
-
-def supervise(control, workers, device, arena_limit):
-    """Forks workers until stdin closes."""
-    wake, wake_end = os.pipe()
-    os.set_blocking(wake_end, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
-    while True:
-        ready, _, _ = select.select([control, wake], [], [])
-        if wake in ready:
-            os.read(wake, 4096)
-            reap(workers)
-        if control in ready:
-            asked, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-            if not asked:
-                return
-            for descriptor in descriptors:
-                connection = socket.socket(fileno=descriptor)
-                workers[start_worker(connection, workers.values(), device, arena_limit)] = connection
-
-
 def parse_arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", required=True)
@@ -458,7 +430,7 @@ def main():
     if not stat.S_ISSOCK(os.fstat(0).st_mode):
         sys.exit("standard input is no socket: the evaluator starts this program")
     if arguments.device != "cpu":
-        import_gpu_compiler()
+        fork_server.import_gpu_compiler()
     ready = {
         "ready": True,
         "torch": torch.__version__,
@@ -467,11 +439,16 @@ def main():
         "device": arguments.device,
     }
     print(json.dumps(ready), flush=True)
-    workers = {}
+    device = torch.device(arguments.device)
+    server = fork_server.ForkServer(
+        socket.socket(fileno=0),
+        lambda _message, descriptors: work(descriptors, device, arguments.arena_limit),
+        message_bytes=1, most_descriptors=1, started=lambda descriptors: descriptors, ended=ended,
+    )  # fmt: skip
     try:
-        supervise(socket.socket(fileno=0), workers, torch.device(arguments.device), arguments.arena_limit)
+        server.serve()
     finally:
-        end_all(workers)
+        server.end_all()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """What PyTorch itself takes: eager, `torch.compile`, and `torch.compile` with autotuning.
 
-On a GPU one timed forward is: a write of four times the L2 cache and a reset of what persists in it; a spin long enough
-that every launch of the forward is queued before the first one runs; an event, the forward, an event. Whether the spin
-was long enough is checked each time, and a timing whose launches showed is repeated with a longer one.
+On a GPU times are those of cuda_clock.py, of the GPU alone.
 
 Autotuning is mode `max-autotune-no-cudagraphs`: behind a spin a graph saves nothing, and its copies of the inputs into
 fixed places would be counted against it.
@@ -16,12 +14,11 @@ import time
 
 import torch
 from arena import CudaRuntime
+from cuda_clock import CudaClock
 from refusal import Refusal, first_line, unsupported
 
 MODES = {"eager": None, "compile": "default", "autotune": "max-autotune-no-cudagraphs"}
 WARM_UPS = 3
-SHORTEST_SPIN, LONGEST_SPIN = 100e-6, 0.5
-TRIES = 4
 
 
 def check_which(which):
@@ -91,47 +88,17 @@ class CpuClock:
         return {"ms": (time.perf_counter() - started) * 1e3, "hidden": False}
 
 
-class CudaClock:
-    """GPU time between two events around a forward."""
+class GpuClock:
+    """GPU time of a forward: cuda_clock.py."""
 
     def __init__(self, device):
-        properties = torch.cuda.get_device_properties(device)
-        self._runtime = CudaRuntime()
-        self._flush = torch.empty(4 * properties.L2_cache_size, dtype=torch.uint8, device=device)
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        self._cycles_per_second = self._measure_spin()
-
-    def _measure_spin(self):
-        """Cycles of `_sleep` a second: the clock's rate is not reported reliably, and changes."""
-        cycles = 10_000_000
-        for _ in range(2):
-            self._events[0].record()
-            torch.cuda._sleep(cycles)
-            self._events[1].record()
-            self._events[1].synchronize()
-        return cycles / (self._events[0].elapsed_time(self._events[1]) / 1e3)
+        self._clock = CudaClock(device, CudaRuntime().reset_persisting_l2)
 
     def milliseconds(self, task, baseline, values):
-        for last in (attempt == TRIES - 1 for attempt in range(TRIES)):
-            spin = min(LONGEST_SPIN, SHORTEST_SPIN + 1.5 * baseline.launch_seconds)
-            ms, hidden = self._once(task, baseline, values, spin)
-            if hidden or last or spin == LONGEST_SPIN:
-                return {"ms": ms, "hidden": hidden}
-            baseline.launch_seconds = max(2 * baseline.launch_seconds, SHORTEST_SPIN)
-        raise AssertionError("the last attempt returns")
-
-    def _once(self, task, baseline, values, spin):
-        start, end = self._events
-        self._flush.fill_(1)
-        self._runtime.reset_persisting_l2()
-        torch.cuda._sleep(int(spin * self._cycles_per_second))
-        start.record()
-        task.forward(values, baseline.model)
-        end.record()
-        # Still spinning when the last launch is queued: then none of them was waited for.
-        hidden = not start.query()
-        end.synchronize()
-        return start.elapsed_time(end), hidden
+        ms, hidden, baseline.launch_seconds = self._clock.milliseconds(
+            lambda: task.forward(values, baseline.model), baseline.launch_seconds
+        )
+        return {"ms": ms, "hidden": hidden}
 
 
 class Timer:
@@ -162,7 +129,7 @@ class Timer:
     def time(self, which, values):
         baseline = self._baseline(which)
         if self._clock is None:
-            self._clock = CudaClock(self._device) if self._device.type == "cuda" else CpuClock()
+            self._clock = GpuClock(self._device) if self._device.type == "cuda" else CpuClock()
         with self._task.running():
             return self._clock.milliseconds(self._task, baseline, values)
 

@@ -390,7 +390,12 @@ impl Reference {
         self.ask(&json!({ "do": "judge", "set": set }), ASK_LIMIT)
     }
 
-    /// Warms a baseline up.
+    /// Warms a baseline up, for a task that no sets were laid out for.
+    pub fn prepare_task(&mut self, task: &Task, which: &str) -> Answered<Prepared> {
+        self.step(&json!({ "do": "prepare", "task": task, "which": which, "cache": null }))
+    }
+
+    /// Warms a baseline up, from a cache where there is one.
     pub fn prepare(&mut self, which: &str, cache: Option<&str>) -> Answered<Prepared> {
         self.step(&json!({ "do": "prepare", "which": which, "cache": cache }))
     }
@@ -405,14 +410,38 @@ impl Reference {
         Ok(timed.map(|timed| timed.ms))
     }
 
+    /// Times baselines of a task that were prepared: the milliseconds of so many forwards of each, each trial on inputs of
+    /// its own.
+    pub fn times(
+        &mut self,
+        task: &Task,
+        names: &[String],
+        trials: u32,
+        seed: u64,
+    ) -> Answered<BTreeMap<String, Vec<f64>>> {
+        #[derive(Deserialize)]
+        struct Timed {
+            ms: BTreeMap<String, Vec<f64>>,
+        }
+        let seed = format!("{seed:016x}");
+        let request = json!({ "do": "times", "task": task, "which": names, "trials": trials, "seed": seed });
+        let timed: Result<Timed, _> = self.step(&request)?;
+        Ok(timed.map(|timed| timed.ms))
+    }
+
+    /// Frees the memory of tasks that are kept for speed.
+    pub fn forget(&mut self) -> Answered<()> {
+        Ok(self.ask::<Value>(&json!({ "do": "forget" }), ASK_LIMIT)?.map(drop))
+    }
+
     /// Summed time of the GPU's kernels in one forward of a baseline, in milliseconds, and how many there are.
-    pub fn kernels(&mut self, which: &str) -> Answered<KernelTime> {
-        self.ask(&json!({ "do": "kernels", "which": which }), ASK_LIMIT)
+    pub fn kernels(&mut self, task: &Task, which: &str) -> Answered<KernelTime> {
+        self.ask(&json!({ "do": "kernels", "task": task, "which": which }), ASK_LIMIT)
     }
 
     /// Which degenerate answers the task would let through.
-    pub fn screen(&mut self) -> Answered<Value> {
-        self.step(&json!({ "do": "screen" }))
+    pub fn screen(&mut self, task: &Task) -> Answered<Value> {
+        self.step(&json!({ "do": "screen", "task": task }))
     }
 
     /// Frees the sets.

@@ -218,13 +218,27 @@ pub fn describe(value: &Value) -> String {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Resources {
-    /// CPU cores.
+    /// CPU cores; [`Resources::ALL_CORES`] for the whole machine's.
     pub cpu: u32,
     /// Bytes of memory, for scheduling; `4GiB` in YAML.
     #[serde(deserialize_with = "bytes::read")]
     pub memory: u64,
     /// Whole GPUs.
     pub gpu: u32,
+}
+
+impl Resources {
+    /// `cpu: all` of a pipeline: every core of the machine, or, with GPUs, as many as come to that many GPUs.
+    pub const ALL_CORES: u32 = u32::MAX;
+
+    /// With the number of cores in place of `all`, on a machine with so many cores and GPUs.
+    pub fn on(self, cores: u32, gpus: usize) -> Self {
+        if self.cpu != Self::ALL_CORES {
+            return self;
+        }
+        let programs = (gpus as u32).checked_div(self.gpu).unwrap_or(1).max(1);
+        Self { cpu: (cores / programs).max(1), ..self }
+    }
 }
 
 impl Default for Resources {
@@ -266,12 +280,22 @@ pub struct ByRow {
     /// How many rows one program may have unanswered.
     #[serde(default = "one")]
     pub window: u32,
+    /// How many for each CPU core that a program is given, where that is more; 0: `window` alone counts.
+    #[serde(default)]
+    pub window_per_core: u32,
     /// How many programs may run side by side; 0: as many as resources allow.
     #[serde(default)]
     pub workers: u32,
     /// Seconds one row may take before the engine kills the program; none by default.
     #[serde(default)]
     pub row_timeout_s: Option<f64>,
+}
+
+impl ByRow {
+    /// How many rows a program with so many cores may have unanswered.
+    pub fn window_of(&self, cores: u32) -> u32 {
+        self.window.max(self.window_per_core.saturating_mul(cores)).max(1)
+    }
 }
 
 fn one() -> u32 {

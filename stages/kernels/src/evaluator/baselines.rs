@@ -2,12 +2,11 @@
 
 use serde_json::Value;
 
-use super::clock::{FIRST_TRIAL, SETS, WARM_UP};
 use super::lane::Lane;
-use super::random::Choices;
+use super::varied;
 use crate::gate::{Gate, Shared};
 use crate::profile::trials::{Interval, median_interval};
-use crate::reference::{Answered, Prepared, Task};
+use crate::reference::{Answered, Described, Prepared, Reference, Task};
 
 /// Times of one baseline.
 #[derive(Clone, Debug)]
@@ -32,70 +31,81 @@ pub struct Wanted<'a> {
     pub trials: u32,
     /// Draws the inputs.
     pub seed: u64,
+    /// Whether to look for degenerate answers.
+    pub screen: bool,
     /// Whether kernels can be told apart from the rest.
     pub is_gpu: bool,
 }
 
-/// Facts on degenerate answers.
-pub fn screen(lane: &mut Lane, wanted: &Wanted) -> Answered<Value> {
-    let reference = lane.reference()?;
-    match reference.begin(wanted.task, wanted.seed, 0, 1)? {
-        Ok(_) => reference.screen(),
-        Err(error) => Ok(Err(error)),
-    }
+/// A task as PyTorch sees it.
+pub struct Profiled {
+    /// What it is.
+    pub described: Described,
+    /// Facts on degenerate answers, where they were wanted.
+    pub screened: Option<Value>,
+    /// Times.
+    pub baselines: Vec<Baseline>,
 }
 
-/// Times baselines in a lane for clocks; without a gate nobody else is on the card.
-pub fn time(lane: &mut Lane, gate: Option<&Gate>, wanted: &Wanted) -> Answered<Vec<Baseline>> {
-    let prepared = {
-        let shared = gate.map(Gate::share);
-        let _aside = shared.as_ref().map(Shared::step_aside);
-        prepare(lane, wanted)?
+/// Everything of one task in one lane, so that it is loaded once; without a gate nobody else is on the card.
+pub fn profile(lane: &mut Lane, gate: Option<&Gate>, wanted: &Wanted) -> Answered<Profiled> {
+    let answered = in_steps(lane, gate, wanted);
+    // Nobody asks for this task again.
+    if answered.is_ok() {
+        let _ = lane.reference()?.forget()?;
+    }
+    answered
+}
+
+fn in_steps(lane: &mut Lane, gate: Option<&Gate>, wanted: &Wanted) -> Answered<Profiled> {
+    let beside = || gate.map(Gate::share);
+    let reference = lane.reference()?;
+    let described = {
+        let _shared = beside();
+        reference.describe(wanted.task)?.and_then(varied)
     };
-    let (sets, mut baselines) = match prepared {
-        Ok(prepared) => prepared,
+    let described = match described {
+        Ok(described) => described,
         Err(error) => return Ok(Err(error)),
     };
-    let _alone = gate.map(Gate::alone);
-    let mut times: Vec<Vec<f64>> = vec![Vec::new(); baselines.len()];
-    let mut choices = Choices(wanted.seed);
-    for trial in 0..wanted.trials + WARM_UP {
-        let set = trial as usize % sets;
-        if let Err(error) = lane.reference()?.draw_quickly(set, FIRST_TRIAL + trial, 0)? {
-            return Ok(Err(error));
+    let screened = if wanted.screen {
+        let _shared = beside();
+        match reference.screen(wanted.task)? {
+            Ok(screened) => Some(screened),
+            Err(error) => return Ok(Err(error)),
         }
-        let mut order: Vec<usize> =
-            (0..baselines.len()).filter(|index| baselines[*index].prepared.error.is_none()).collect();
-        choices.shuffle(&mut order);
-        for index in order {
-            match lane.reference()?.time(&baselines[index].name, set)? {
-                Ok(ms) if trial >= WARM_UP => times[index].push(ms),
-                Ok(_) => {}
+    } else {
+        None
+    };
+    Ok(time(reference, gate, wanted)?.map(|baselines| Profiled { described, screened, baselines }))
+}
+
+fn time(reference: &mut Reference, gate: Option<&Gate>, wanted: &Wanted) -> Answered<Vec<Baseline>> {
+    let mut baselines = Vec::new();
+    {
+        let shared = gate.map(Gate::share);
+        let _aside = shared.as_ref().map(Shared::step_aside);
+        for name in wanted.names {
+            match reference.prepare_task(wanted.task, name)? {
+                Ok(prepared) => baselines.push(Baseline { name: name.clone(), prepared, ms: None, kernel_ms: None }),
                 Err(error) => return Ok(Err(error)),
             }
         }
     }
-    for (baseline, times) in baselines.iter_mut().zip(&times) {
+    let ready = baselines.iter().filter(|baseline| baseline.prepared.error.is_none());
+    let names: Vec<String> = ready.map(|baseline| baseline.name.clone()).collect();
+    let _alone = gate.map(Gate::alone);
+    let times = match reference.times(wanted.task, &names, wanted.trials, wanted.seed)? {
+        Ok(times) => times,
+        Err(error) => return Ok(Err(error)),
+    };
+    for baseline in &mut baselines {
+        let Some(times) = times.get(&baseline.name) else { continue };
         baseline.ms = median_interval(times);
-        if wanted.is_gpu && baseline.prepared.error.is_none() {
-            baseline.kernel_ms = lane.reference()?.kernels(&baseline.name)?.ok().map(|kernels| kernels.kernel_ms);
+        if wanted.is_gpu {
+            let kernels = reference.kernels(wanted.task, &baseline.name)?;
+            baseline.kernel_ms = kernels.ok().map(|kernels| kernels.kernel_ms);
         }
     }
     Ok(Ok(baselines))
-}
-
-fn prepare(lane: &mut Lane, wanted: &Wanted) -> Answered<(usize, Vec<Baseline>)> {
-    let reference = lane.reference()?;
-    let sets = match reference.begin(wanted.task, wanted.seed, 0, SETS)? {
-        Ok(layout) => layout.sets.len(),
-        Err(error) => return Ok(Err(error)),
-    };
-    let mut baselines = Vec::new();
-    for name in wanted.names {
-        match reference.prepare(name, None)? {
-            Ok(prepared) => baselines.push(Baseline { name: name.clone(), prepared, ms: None, kernel_ms: None }),
-            Err(error) => return Ok(Err(error)),
-        }
-    }
-    Ok(Ok((sets, baselines)))
 }

@@ -22,8 +22,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use serde_json::Value;
-
 use self::baselines::Wanted;
 use self::draft::Draft;
 use self::judging::Job;
@@ -38,7 +36,7 @@ use crate::reward::Scheme;
 use crate::runner::gpu::GpuRunners;
 use crate::verdict::Verdict;
 
-pub use self::baselines::Baseline;
+pub use self::baselines::{Baseline, Profiled};
 pub use self::random::secret;
 
 /// Where candidates run.
@@ -169,24 +167,13 @@ impl Evaluator {
         Ok(judged.unwrap_or_else(|error| Draft::new(task, candidate, seed).task_error(error)))
     }
 
-    /// Times baselines of a task, in random order; `trials` forwards of each.
-    pub fn baselines(&self, task: &Task, names: &[String], trials: u32, seed: u64) -> Answered<Vec<Baseline>> {
-        let wanted = Wanted { task, names, trials, seed, is_gpu: self.is_gpu };
+    /// Times baselines of a task, in random order, `trials` forwards of each, and finds out which answers without the work
+    /// its policy would let through.
+    pub fn profile(&self, task: &Task, names: &[String], trials: u32, screen: bool, seed: u64) -> Answered<Profiled> {
+        let wanted = Wanted { task, names, trials, seed, screen, is_gpu: self.is_gpu };
         self.on_a_card(|seat| {
-            settled(seat.clock(|lane, gate| {
-                let answered = baselines::time(lane, gate, &wanted);
-                lane.keep_if(answered.is_ok());
-                answered
-            }))
-        })
-    }
-
-    /// Which answers without the work the task's policy would let through.
-    pub fn screen(&self, task: &Task, seed: u64) -> Answered<Value> {
-        let wanted = Wanted { task, names: &[], trials: 0, seed, is_gpu: self.is_gpu };
-        self.on_a_card(|seat| {
-            settled(seat.check(|lane, _| {
-                let answered = baselines::screen(lane, &wanted);
+            settled(seat.measure(|lane, gate| {
+                let answered = baselines::profile(lane, gate, &wanted);
                 lane.keep_if(answered.is_ok());
                 answered
             }))

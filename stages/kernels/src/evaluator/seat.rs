@@ -136,6 +136,18 @@ impl Seat<'_> {
         }
     }
 
+    /// Does what others may do at the same time and takes times in between; `work` goes through the gate itself, where
+    /// there is one.
+    pub fn measure<T>(&mut self, work: impl FnOnce(&mut Lane, Option<&Gate>) -> T) -> T {
+        match self {
+            Self::Beside(card) => {
+                let _company = card.company();
+                work(&mut card.lanes.take(), Some(&card.gate))
+            }
+            Self::Whole(whole) => work(&mut whole.lane, None),
+        }
+    }
+
     /// Whether nobody else is on the card.
     pub fn is_whole(&self) -> bool {
         matches!(self, Self::Whole(_))

@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 
 use super::{evaluator, flag, number, template};
 use crate::candidate::without_byte_order_mark;
-use crate::evaluator::{Baseline, Evaluator, secret};
+use crate::evaluator::{Baseline, Evaluator, Profiled, secret};
 use crate::fault::EvaluatorError;
 use crate::profile::roofline;
-use crate::reference::{Answered, Described, Task};
+use crate::reference::{Answered, Task};
 
 /// Runs the stage.
 pub fn main() -> u8 {
@@ -19,7 +19,7 @@ pub fn main() -> u8 {
         let request = program.request.clone();
         let (wanted, template) = (Wanted::of(&request), template(&request)?);
         let evaluator = evaluator(&request, Duration::from_secs_f64(number(&request, "time_limit_s")))?;
-        program.each_row_at_once(1, |row| answer(&evaluator, &wanted, &template, &row))
+        program.each_row_at_once(evaluator.width(), |row| answer(&evaluator, &wanted, &template, &row))
     })
 }
 
@@ -77,32 +77,18 @@ fn profile(
         Err(error) => {
             let message =
                 error.line.map_or_else(|| error.message.clone(), |line| format!("line {line}: {}", error.message));
-            object(json!({ "error_kind": error.kind, "error": message }))
+            object(json!({ "profile_error_kind": error.kind, "profile_error": message }))
         }
     })
 }
 
 fn measure(evaluator: &Evaluator, wanted: &Wanted, task: &Task, seed: u64) -> Answered<Map<String, Value>> {
-    let described = match evaluator.describe(task)? {
-        Ok(described) => described,
-        Err(error) => return Ok(Err(error)),
-    };
-    let screened = match wanted.screen.then(|| evaluator.screen(task, seed ^ secret()?)).transpose()? {
-        Some(Err(error)) => return Ok(Err(error)),
-        Some(Ok(screened)) => Some(screened),
-        None => None,
-    };
-    let baselines = evaluator.baselines(task, &wanted.baselines, wanted.trials, seed ^ secret()?)?;
-    Ok(baselines.map(|baselines| columns(task, &described, &baselines, wanted.trials, screened.as_ref())))
+    let profiled = evaluator.profile(task, &wanted.baselines, wanted.trials, wanted.screen, seed ^ secret()?)?;
+    Ok(profiled.map(|profiled| columns(task, &profiled, wanted.trials)))
 }
 
-fn columns(
-    task: &Task,
-    described: &Described,
-    baselines: &[Baseline],
-    trials: u32,
-    screened: Option<&Value>,
-) -> Map<String, Value> {
+fn columns(task: &Task, profiled: &Profiled, trials: u32) -> Map<String, Value> {
+    let (described, screened) = (&profiled.described, profiled.screened.as_ref());
     let limit = roofline::of_task(&described.spec, task.policy, &described.device.name);
     let mut columns = object(json!({
         "trials": trials,
@@ -112,9 +98,9 @@ fn columns(
         "roofline_limit": limit.map(|limit| limit.bound),
         "degenerate": screened.map(degenerate),
         "screen": screened.map(Value::to_string),
-        "device": described.device.name,
+        "profile_device": described.device.name,
     }));
-    for baseline in baselines {
+    for baseline in &profiled.baselines {
         columns.extend(times(baseline));
     }
     columns
@@ -129,16 +115,16 @@ fn degenerate(screened: &Value) -> Vec<&str> {
 fn times(baseline: &Baseline) -> Map<String, Value> {
     let name = &baseline.name;
     let mut columns = object(json!({
-        format!("{name}_ms"): baseline.ms.map(|ms| ms.estimate),
-        format!("{name}_low_ms"): baseline.ms.map(|ms| ms.low),
-        format!("{name}_high_ms"): baseline.ms.map(|ms| ms.high),
-        format!("{name}_kernel_ms"): baseline.kernel_ms,
+        format!("profile_{name}_ms"): baseline.ms.map(|ms| ms.estimate),
+        format!("profile_{name}_low_ms"): baseline.ms.map(|ms| ms.low),
+        format!("profile_{name}_high_ms"): baseline.ms.map(|ms| ms.high),
+        format!("profile_{name}_kernel_ms"): baseline.kernel_ms,
     }));
     if name != "eager" {
-        columns.insert(format!("{name}_s"), json!(baseline.prepared.seconds));
+        columns.insert(format!("profile_{name}_s"), json!(baseline.prepared.seconds));
     }
     if let Some(why) = &baseline.prepared.error {
-        columns.insert("error".into(), json!(format!("{name}: {why}")));
+        columns.insert("profile_error".into(), json!(format!("{name}: {why}")));
     }
     columns
 }
