@@ -1,21 +1,21 @@
 //! The dataset card: a README.md with the front matter that the Hugging Face Hub and `datasets` read.
 //!
-//! Every figure is counted from the rows that are published or quoted from the report of `ops/filter`; what was not
-//! recorded is said not to be known rather than guessed.
+//! Every figure is counted from the rows that are published or quoted from the filters' report; what was not recorded is
+//! said not to be known rather than guessed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
 
 use arrow::array::{Array, AsArray, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Float64Type, Int64Type};
-use cuda_agent_protocol::ProgramError;
-use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::columns::explanations;
-use super::select::{PAPER_ROWS, Shortfall};
+use super::diversity;
+use super::funnel::Report;
+use super::grouped;
+use super::left_out::LeftOut;
+use super::select::{PAPER_ROWS, Quota, Selection, shares};
 use super::table::RELEASED;
 
 /// What a card is written from.
@@ -32,63 +32,18 @@ pub struct Card<'a> {
     pub download_size: usize,
     /// Rows that there were to choose from.
     pub considered: usize,
-    /// Categories that could not fill their share.
-    pub short: &'a [Shortfall],
-    /// What ops/filter said.
+    /// What was asked for.
+    pub quota: &'a Quota,
+    /// What was chosen.
+    pub selection: &'a Selection,
+    /// What the filters said.
     pub report: Option<&'a Report>,
+    /// What ops/synthesize could not make.
+    pub left_out: Option<&'a LeftOut>,
 }
-
-/// What `ops/filter` reports: its `funnel.json`, with the fields that a card quotes.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Report {
-    total_in: u64,
-    total_kept: u64,
-    rules: Vec<Rule>,
-    /// Programs that the tasks were compared with.
-    #[serde(default)]
-    references: u64,
-}
-
-/// A rule of the filter.
-#[derive(Clone, Debug, Deserialize)]
-struct Rule {
-    name: String,
-    reason: String,
-    applied: bool,
-    /// Why not, where it was not.
-    #[serde(default)]
-    not_applied_because: Option<String>,
-    #[serde(default)]
-    params: Map<String, Value>,
-    rejected: u64,
-}
-
-/// The rule that compares tasks with a benchmark's, which means nothing without one.
-const DECONTAMINATION: &str = "contaminated";
 
 /// The category of the classes that are copied from a library.
-const TRANSFORMERS: &str = "transformers";
-
-impl Report {
-    /// Reads it out of a report's folder, where it is there.
-    pub fn read(folder: &Path) -> Result<Option<Self>, ProgramError> {
-        let path = folder.join("funnel.json");
-        let complain = |error: &dyn std::fmt::Display| ProgramError::input(format!("{}: {error}", path.display()));
-        match fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| complain(&error)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(complain(&error)),
-        }
-    }
-
-    fn is_applied(&self, rule: &Rule) -> bool {
-        rule.applied && (rule.name != DECONTAMINATION || self.references > 0)
-    }
-
-    fn decontaminated(&self) -> bool {
-        self.rules.iter().any(|rule| rule.name == DECONTAMINATION && self.is_applied(rule))
-    }
-}
+pub const TRANSFORMERS: &str = "transformers";
 
 impl Card<'_> {
     /// The whole file.
@@ -97,14 +52,16 @@ impl Card<'_> {
             self.front_matter(),
             self.introduction(),
             self.categories(),
+            diversity::section(self.samples, self.quota, self.selection),
             self.columns(),
             self.filters(),
+            self.left_out.map(LeftOut::section).unwrap_or_default(),
             self.circumstances(),
             self.origin(),
             self.licences(),
             self.limits(),
         ];
-        sections.join("\n")
+        sections.into_iter().filter(|section| !section.is_empty()).collect::<Vec<_>>().join("\n")
     }
 
     fn front_matter(&self) -> String {
@@ -155,20 +112,26 @@ impl Card<'_> {
     }
 
     fn categories(&self) -> String {
-        let mut counts: BTreeMap<&str, usize> = PAPER_ROWS.iter().map(|(category, _)| (*category, 0)).collect();
-        for category in strings(self.samples, "data_source").iter().flatten() {
-            *counts.entry(category).or_default() += 1;
-        }
         let rows = self.samples.num_rows();
+        let paper: BTreeMap<String, f64> = PAPER_ROWS.map(|(category, rows)| (category.to_owned(), rows)).into();
         let mut text = format!("## Categories\n\n{rows} of {} tasks that passed are published.\n\n", self.considered);
-        text += "| `data_source` | rows | share | share in the paper |\n|---|---:|---:|---:|\n";
-        for (category, count) in counts {
-            let paper = PAPER_ROWS.iter().find(|(name, _)| *name == category);
-            let paper = paper.map_or("–".to_owned(), |(_, rows)| format!("{:.2} %", rows / 60.0));
-            let share = 100.0 * count as f64 / rows.max(1) as f64;
-            let _ = writeln!(text, "| {} | {count} | {share:.2} % | {paper} |", cell(category));
+        text +=
+            "| `data_source` | rows | share | share in the paper | difference in points |\n|---|---:|---:|---:|---:|\n";
+        let shares = shares(strings(self.samples, "data_source").iter().flatten(), &paper);
+        for share in &shares {
+            let (asked, deviation) = match paper.contains_key(&share.category) {
+                true => (format!("{:.2} %", share.asked), format!("{:+.2}", share.deviation())),
+                false => ("–".to_owned(), "–".to_owned()),
+            };
+            let name = cell(&share.category);
+            let _ = writeln!(text, "| {name} | {} | {:.2} % | {asked} | {deviation} |", share.rows, share.percent);
         }
-        for shortfall in self.short {
+        let furthest = shares.iter().max_by(|a, b| a.deviation().abs().total_cmp(&b.deviation().abs()));
+        if let Some(furthest) = furthest.filter(|_| rows > 0) {
+            let (by, name) = (furthest.deviation().abs(), cell(&furthest.category));
+            let _ = write!(text, "\nFurthest from the paper's share is {name}, by {by:.2} percentage points.\n");
+        }
+        for shortfall in &self.selection.short {
             let _ = write!(text, "\n{}.\n", cell(&shortfall.to_string()));
         }
         text
@@ -218,39 +181,41 @@ impl Card<'_> {
 
     fn filters(&self) -> String {
         let Some(report) = self.report else {
-            return "## Filters\n\nNo filter report was given to this dataset.\n".to_owned();
+            return "## Filters\n\nNo filter report was given to this dataset, so what was checked is not known.\n"
+                .to_owned();
         };
-        let (applied, others): (Vec<&Rule>, Vec<&Rule>) = report.rules.iter().partition(|rule| report.is_applied(rule));
-        let mut text = format!(
-            "## Filters\n\n{} of {} measured tasks passed. Each of the others is counted at the first rule that it \
-             fails.\n\n| rule | why | limits | rejected |\n|---|---|---|---:|\n",
-            report.total_kept, report.total_in
-        );
-        for Rule { name, reason, params, rejected, .. } in applied {
-            let limits: Vec<String> = params.iter().map(|(name, value)| format!("{name} {value}")).collect();
-            let _ = writeln!(text, "| {} | {} | {} | {rejected} |", cell(name), cell(reason), cell(&limits.join(", ")));
-        }
-        if !others.is_empty() {
-            let described = |rule: &&Rule| match &rule.not_applied_because {
-                Some(reason) => format!("{} ({reason})", rule.name),
-                None => rule.name.clone(),
-            };
-            let names: Vec<String> = others.iter().map(described).collect();
-            let _ = write!(text, "\nNot applied: {}.\n", names.join(", "));
-        }
-        text
+        [report.filters(), report.defects(), report.decontamination()].join("\n")
     }
 
     fn circumstances(&self) -> String {
         let constants = constants(self.measurements);
-        if constants.is_empty() {
+        let mixed: Vec<String> = ["device", "torch"].iter().filter_map(|name| self.mixture(name)).collect();
+        if constants.is_empty() && mixed.is_empty() {
             return "## Measured on\n\nHardware and versions were not recorded.\n".to_owned();
         }
-        let mut text = "## Measured on\n\nThe same for every row:\n\n| | |\n|---|---|\n".to_owned();
+        let mut text = "## Measured on\n".to_owned();
+        if !constants.is_empty() {
+            text += "\nThe same for every row:\n\n| | |\n|---|---|\n";
+        }
         for (name, value) in constants {
             let _ = writeln!(text, "| `{name}` | {} |", cell(&value));
         }
+        for line in mixed {
+            let _ = write!(text, "\n{line}\n");
+        }
         text
+    }
+
+    /// The values of a text column that has several, with their counts.
+    fn mixture(&self, name: &str) -> Option<String> {
+        let column = self.measurements.column_by_name(name)?.as_string_opt::<i32>()?;
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for value in column {
+            *counts.entry(value.unwrap_or("not recorded")).or_default() += 1;
+        }
+        let list: Vec<String> =
+            counts.iter().map(|(value, rows)| format!("{} ({} rows)", cell(value), grouped(*rows as u64))).collect();
+        (counts.len() > 1).then(|| format!("`{name}` differs: {}.", list.join(", ")))
     }
 
     /// What it takes to make the set again.
@@ -316,7 +281,7 @@ fn quoted(text: &str) -> String {
 }
 
 /// Text as the cell of a Markdown table.
-fn cell(text: &str) -> String {
+pub fn cell(text: &str) -> String {
     text.replace('\\', "\\\\").replace('|', "\\|").replace(['\n', '\r'], " ").replace('<', "&lt;")
 }
 
@@ -329,7 +294,8 @@ fn size_category(rows: usize) -> &'static str {
     }
 }
 
-fn strings<'a>(batch: &'a RecordBatch, name: &str) -> &'a StringArray {
+/// A column of the samples.
+pub fn strings<'a>(batch: &'a RecordBatch, name: &str) -> &'a StringArray {
     batch.column_by_name(name).expect("samples have the released columns").as_string()
 }
 

@@ -5,12 +5,19 @@
 
 use std::collections::BTreeMap;
 
-/// The manifests whose columns end up in a measurements table; of a name in both, the later one counts.
-const MANIFESTS: [&str; 2] = [include_str!("../../synthesize/stage.yaml"), include_str!("../../measure/stage.yaml")];
+/// The manifest of `kernels/profile`. Where a column of it is measured by `ops/measure` too, it is published under the
+/// name with `profile_` before it.
+const PROFILE: &str = include_str!("../../../kernels/profile/stage.yaml");
+const PROFILE_PREFIX: &str = "profile_";
+
+/// The manifests whose columns end up in a measurements table; of a name in several, the latest one counts.
+const MANIFESTS: [&str; 3] =
+    [PROFILE, include_str!("../../synthesize/stage.yaml"), include_str!("../../measure/stage.yaml")];
 
 /// Column to explanation.
 pub fn explanations() -> BTreeMap<String, String> {
-    MANIFESTS.iter().flat_map(|manifest| columns(manifest)).collect()
+    let renamed = columns(PROFILE).into_iter().map(|(name, doc)| (format!("{PROFILE_PREFIX}{name}"), doc));
+    renamed.chain(MANIFESTS.iter().flat_map(|manifest| columns(manifest))).collect()
 }
 
 /// The columns of a manifest with their explanations, in its order.
@@ -78,5 +85,8 @@ mod tests {
         assert!(explanations["error_stage"].starts_with("Where the first failure was: start, load,"));
         assert!(explanations["error_stage"].ends_with("null without one."));
         assert!(explanations["sensitivity_abs"].starts_with("By tensor input: how far"));
+        assert_eq!(explanations["profile_eager_ms"], "Time of an eager forward in milliseconds.");
+        assert!(explanations["eager_ms"].starts_with("Median time"));
+        assert!(explanations["roofline_ms"].starts_with("The least time"));
     }
 }

@@ -1,12 +1,18 @@
 //! `ops/publish`: chosen tasks as a Hugging Face dataset folder.
 //!
 //! The folder has `data/` with exactly the released set's columns, `measurements/` with everything else that is
-//! known of the same rows, and the card. All of it is a function of the inputs and the parameters.
+//! known of the same rows, and the card. The same rows are also written as verl's trainers read them. All of it is a
+//! function of the inputs and the parameters.
 
+mod caps;
 mod card;
 mod columns;
+mod diversity;
+mod funnel;
+mod left_out;
 mod select;
 mod table;
+mod verl;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,10 +22,14 @@ use cuda_agent_protocol::{Event, Program, ProgramError};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use card::{Card, Report};
-use select::{PAPER_ROWS, Quota, Selection};
+use caps::{Cap, Caps};
+use card::Card;
+use funnel::Report;
+use left_out::LeftOut;
+use select::{Candidate, PAPER_ROWS, Quota, Selection, Shortfall};
 use table::Tasks;
 
+const VERL_FILE: &str = "train.parquet";
 const SAMPLES_FILE: &str = "data/train-00000-of-00001.parquet";
 const MEASUREMENTS_FILE: &str = "measurements/train-00000-of-00001.parquet";
 
@@ -36,6 +46,10 @@ struct Params {
     shares: BTreeMap<String, Value>,
     refill: bool,
     min_count: usize,
+    max_operator_share: f64,
+    max_wide_share: f64,
+    max_bilinear_share: f64,
+    max_pair_share: f64,
     title: String,
     licence: String,
 }
@@ -58,7 +72,26 @@ impl Params {
         if weights.values().all(|weight| *weight == 0.0) {
             return Err(wrong_params("shares: at least one weight must be more than 0"));
         }
-        Ok(Quota { count: (self.count > 0).then_some(self.count), weights, refill: self.refill })
+        let count = (self.count > 0).then_some(self.count);
+        Ok(Quota { count, weights, refill: self.refill, caps: self.caps()? })
+    }
+
+    fn caps(&self) -> Result<Caps, ProgramError> {
+        let shares = [
+            ("max_operator_share", self.max_operator_share),
+            ("max_wide_share", self.max_wide_share),
+            ("max_bilinear_share", self.max_bilinear_share),
+            ("max_pair_share", self.max_pair_share),
+        ];
+        match shares.iter().find(|(_, share)| !(0.0..=1.0).contains(share)) {
+            Some((name, share)) => Err(wrong_params(format!("{name}: a share is between 0 and 1, not {share}"))),
+            None => Ok(Caps {
+                operator: self.max_operator_share,
+                wide: self.max_wide_share,
+                bilinear: self.max_bilinear_share,
+                pair: self.max_pair_share,
+            }),
+        }
     }
 }
 
@@ -72,14 +105,15 @@ fn run(program: &mut Program) -> Result<(), ProgramError> {
     let tasks_path = input(program, "tasks")?.ok_or_else(|| ProgramError::input("the input `tasks` is missing"))?;
     let tasks = Tasks::read(&tasks_path)?;
     let report = input(program, "report")?.map(|folder| Report::read(&folder)).transpose()?.flatten();
+    let left_out = input(program, "left_out")?.map(|table| LeftOut::read(&table)).transpose()?;
 
-    let categories = tasks.categories();
-    let selection = select::select(&categories, &quota);
-    for shortfall in &selection.short {
-        let message = warning(shortfall, params.refill);
+    let candidates = tasks.candidates();
+    let selection = select::select(&candidates, &quota);
+    for message in warnings(&candidates, &quota, &selection) {
         program.send(&Event::Log { level: "warning".to_owned(), message });
     }
-    require(&params, &selection, categories.len())?;
+    let made = report.as_ref().map_or(candidates.len(), |report| report.total_in as usize);
+    require(params.min_count, &quota, &candidates, &selection, made)?;
 
     let samples = tasks.samples(&selection.rows)?;
     let measurements = tasks.measurements(&selection.rows)?;
@@ -90,9 +124,11 @@ fn run(program: &mut Program) -> Result<(), ProgramError> {
         samples: &samples,
         measurements: &measurements,
         download_size: samples_bytes.len(),
-        considered: categories.len(),
-        short: &selection.short,
+        considered: candidates.len(),
+        quota: &quota,
+        selection: &selection,
         report: report.as_ref(),
+        left_out: left_out.as_ref(),
     };
     let dataset = output(program, "dataset")?;
     table::write(&dataset.join("README.md"), card.text().as_bytes())?;
@@ -100,12 +136,38 @@ fn run(program: &mut Program) -> Result<(), ProgramError> {
     table::write(&dataset.join(MEASUREMENTS_FILE), &measurements_bytes)?;
     table::write(&output(program, "samples")?, &samples_bytes)?;
     table::write(&output(program, "measurements")?, &measurements_bytes)?;
+    let verl_bytes = table::parquet(&verl::rows(&samples, &measurements)?)?;
+    table::write(&output(program, "verl")?.join(VERL_FILE), &verl_bytes)?;
     let done = selection.rows.len() as u64;
     program.send(&Event::Progress { done, total: Some(done), unit: "tasks".to_owned() });
     Ok(())
 }
 
-fn warning(shortfall: &select::Shortfall, refill: bool) -> String {
+/// What is worth knowing, though it stops nothing.
+fn warnings(candidates: &[Candidate], quota: &Quota, selection: &Selection) -> Vec<String> {
+    let mut warnings: Vec<String> = selection.short.iter().map(|shortfall| warning(shortfall, quota.refill)).collect();
+    if quota.count.is_some() {
+        let categories = selection.rows.iter().map(|row| candidates[*row].category.as_str());
+        // A share of few rows can't be met better than to a row.
+        let allowed = (100.0 / selection.rows.len().max(1) as f64).max(1.0);
+        let shares = select::shares(categories, &quota.weights);
+        warnings.extend(shares.iter().filter(|share| share.deviation().abs() > allowed).map(|share| {
+            format!(
+                "{}: {:.2} % of the rows instead of {:.2} %, {:+.2} percentage points",
+                share.category,
+                share.percent,
+                share.asked,
+                share.deviation()
+            )
+        }));
+    }
+    if !selection.passed_over.is_empty() {
+        warnings.push(format!("passed over for caps: {}", passed_over(selection)));
+    }
+    warnings
+}
+
+fn warning(shortfall: &Shortfall, refill: bool) -> String {
     let consequence = match (shortfall.taken, refill) {
         (0, _) => "the dataset has none of it",
         (_, true) => "other categories fill the gap",
@@ -114,14 +176,80 @@ fn warning(shortfall: &select::Shortfall, refill: bool) -> String {
     format!("{shortfall}; {consequence}")
 }
 
-fn require(params: &Params, selection: &Selection, considered: usize) -> Result<(), ProgramError> {
-    let (chosen, least) = (selection.rows.len(), params.min_count);
+/// `12 for one operator, 3 for one pair of operators`.
+fn passed_over(selection: &Selection) -> String {
+    let described = |(cap, rows): (&Cap, &usize)| format!("{} for {cap}", grouped(*rows as u64));
+    selection.passed_over.iter().map(described).collect::<Vec<_>>().join(", ")
+}
+
+/// Fails where too few rows were chosen of `made` tasks, with what is missing and how many more it would take.
+fn require(
+    least: usize,
+    quota: &Quota,
+    candidates: &[Candidate],
+    selection: &Selection,
+    made: usize,
+) -> Result<(), ProgramError> {
+    let chosen = selection.rows.len();
     if chosen >= least {
         return Ok(());
     }
-    let message = format!("{chosen} of {considered} tasks can be published, min_count asks for {least}");
-    let hint = "make more tasks (ops/synthesize count), look at what ops/filter rejected, or lower min_count";
+    let mut message = format!(
+        "{} of {} tasks can be published, min_count asks for {}",
+        grouped(chosen as u64),
+        grouped(made as u64),
+        grouped(least as u64)
+    );
+    let missing = missing(least, quota, candidates, selection);
+    if !missing.is_empty() {
+        message += &format!("; short: {}", missing.join(", "));
+    }
+    if !selection.passed_over.is_empty() {
+        message += &format!("; passed over for caps: {}", passed_over(selection));
+    }
+    let more = match more_tasks(chosen, least, made) {
+        Some(more) => format!(
+            "make about {} more tasks, {} in all (count of ops/synthesize)",
+            grouped(more as u64),
+            grouped((made + more) as u64)
+        ),
+        None => "make more tasks (count of ops/synthesize)".to_owned(),
+    };
+    let hint = format!("{more}, look at what the filters rejected, or lower min_count");
     Err(ProgramError::input(message).with_hint(hint))
+}
+
+/// `torch#1 12 of 204` for each category with fewer rows than its share of `least`.
+fn missing(least: usize, quota: &Quota, candidates: &[Candidate], selection: &Selection) -> Vec<String> {
+    let described = |(category, wanted): (&str, usize)| {
+        let chosen = selection.rows.iter().filter(|row| candidates[**row].category == category).count();
+        (chosen < wanted).then(|| format!("{category} {} of {}", grouped(chosen as u64), grouped(wanted as u64)))
+    };
+    select::wanted(least, &quota.weights).into_iter().filter_map(described).collect()
+}
+
+/// How many tasks must be made beyond `made` so that `least` can be published, if as many of them can be as so far;
+/// with a twentieth to spare, and rounded up. Unknown where none could be.
+fn more_tasks(chosen: usize, least: usize, made: usize) -> Option<usize> {
+    if chosen == 0 {
+        return None;
+    }
+    let more = (1.05 * least as f64 / chosen as f64 - 1.0) * made as f64;
+    let step = if more > 1000.0 { 100.0 } else { 10.0 };
+    Some(((more / step).ceil() * step) as usize)
+}
+
+/// A number with a comma after each three digits.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 fn input(program: &Program, port: &str) -> Result<Option<PathBuf>, ProgramError> {
@@ -175,10 +303,18 @@ mod tests {
         .unwrap()
     }
 
+    fn paper(count: Option<usize>) -> Quota {
+        let weights = PAPER_ROWS.map(|(name, rows)| (name.to_owned(), rows)).into();
+        Quota { count, weights, refill: true, caps: Caps { wide: 0.06, pair: 0.005, ..Caps::default() } }
+    }
+
     fn card(title: &str, count: usize, report: Option<&Report>) -> String {
         let tasks = Tasks::new(measured(10)).unwrap();
-        let weights = PAPER_ROWS.map(|(name, rows)| (name.to_owned(), rows)).into();
-        let selection = select::select(&tasks.categories(), &Quota { count: Some(count), weights, refill: true });
+        let quota = paper(Some(count));
+        let selection = select::select(&tasks.candidates(), &quota);
+        let left_out = [("torch#1", "too slow"), ("transformers", "too large"), ("transformers", "too slow")];
+        let left_out: LeftOut =
+            left_out.map(|(name, reason)| (name.to_owned(), reason.to_owned())).into_iter().collect();
         let samples = tasks.samples(&selection.rows).unwrap();
         let measurements = tasks.measurements(&selection.rows).unwrap();
         Card {
@@ -188,15 +324,18 @@ mod tests {
             measurements: &measurements,
             download_size: 1234,
             considered: 60,
-            short: &selection.short,
+            quota: &quota,
+            selection: &selection,
             report,
+            left_out: Some(&left_out),
         }
         .text()
     }
 
     fn params(text: &str) -> Params {
         let mut values = json!({
-            "count": 0, "shares": {}, "refill": true, "min_count": 1, "title": "t", "licence": "mit"
+            "count": 0, "shares": {}, "refill": true, "min_count": 1, "title": "t", "licence": "mit",
+            "max_operator_share": 0.03, "max_wide_share": 0.06, "max_bilinear_share": 0.01, "max_pair_share": 0.005,
         });
         let given: Map<String, Value> = serde_json::from_str(text).unwrap();
         values.as_object_mut().unwrap().extend(given);
@@ -237,8 +376,10 @@ mod tests {
             measurements: &measurements,
             download_size: 1,
             considered: 5,
-            short: &[],
+            quota: &paper(None),
+            selection: &Selection::default(),
             report: None,
+            left_out: None,
         };
         assert!(!without.text().contains("Apache"));
         assert!(card("Ops", 12, None).contains("Apache-2.0"));
@@ -253,12 +394,62 @@ mod tests {
     fn only_a_comparison_that_was_made_counts_as_decontamination() {
         let mut report = json!({
             "total_in": 1, "total_kept": 1,
-            "rules": [{"name": "contaminated", "reason": "", "applied": true, "rejected": 0}],
+            "rules": [{"name": "contaminated", "reason": "Unlike.", "applied": true, "rejected": 7,
+                       "params": {"max_similarity": 0.9}}],
         });
         let card = |report: &Value| card("Ops", 6, Some(&serde_json::from_value(report.clone()).unwrap()));
-        assert!(card(&report).contains("Not decontaminated"));
+        assert!(card(&report).contains("None: no benchmark was given"));
         report["references"] = json!(250);
-        assert!(!card(&report).contains("Not decontaminated"));
+        let text = card(&report);
+        assert!(text.contains("compared with 250 reference programs"), "{text}");
+        assert!(text.contains("- `contaminated` (max_similarity 0.9): Unlike. 7 rejected."), "{text}");
+        assert!(!text.contains("no benchmark was given"), "{text}");
+    }
+
+    #[test]
+    fn a_defect_counts_as_checked_only_where_its_rule_was_applied() {
+        let report: Report = serde_json::from_value(json!({
+            "total_in": 9, "total_kept": 4,
+            "rules": [
+                {"name": "finite", "reason": "", "applied": true, "rejected": 3},
+                {"name": "not_constant", "reason": "", "applied": true, "rejected": 1},
+                {"name": "distinguishable", "reason": "", "applied": true, "rejected": 2},
+                {"name": "duplicate", "reason": "", "applied": false, "rejected": 0},
+            ],
+        }))
+        .unwrap();
+        let text = report.defects();
+        assert!(text.contains("| output not finite | 26 | `finite` | 3 |"), "{text}");
+        assert!(text.contains("| independent of its input | 2 | `not_constant`, `distinguishable` | 3 |"), "{text}");
+        assert!(text.contains("| byte-identical duplicate | 352 | not checked | – |"), "{text}");
+    }
+
+    #[test]
+    fn several_devices_are_all_told() {
+        let mut batch = measured(1);
+        let devices: ArrayRef = Arc::new(StringArray::from(vec!["A", "B", "A", "A", "B", "A"]));
+        let index = batch.schema().index_of("device").unwrap();
+        let mut columns = batch.columns().to_vec();
+        columns[index] = devices;
+        batch = RecordBatch::try_new(batch.schema(), columns).unwrap();
+        let tasks = Tasks::new(batch).unwrap();
+        let rows: Vec<usize> = (0..6).collect();
+        let (samples, measurements) = (tasks.samples(&rows).unwrap(), tasks.measurements(&rows).unwrap());
+        let (quota, selection) = (paper(None), Selection { rows, ..Selection::default() });
+        let text = Card {
+            title: "t",
+            licence: "mit",
+            samples: &samples,
+            measurements: &measurements,
+            download_size: 1,
+            considered: 6,
+            quota: &quota,
+            selection: &selection,
+            report: None,
+            left_out: None,
+        }
+        .text();
+        assert!(text.contains("`device` differs: A (4 rows), B (2 rows)."), "{text}");
     }
 
     #[test]
@@ -330,11 +521,51 @@ mod tests {
     }
 
     #[test]
-    fn too_few_tasks_fail_with_what_to_do() {
-        let selection = Selection { rows: vec![0], short: Vec::new() };
-        let error = require(&params(r#"{"min_count": 48}"#), &selection, 3).unwrap_err();
-        assert_eq!(error.message, "1 of 3 tasks can be published, min_count asks for 48");
-        assert!(error.hint.is_some());
-        assert!(require(&params(r#"{"min_count": 1}"#), &selection, 3).is_ok());
+    fn caps_must_be_shares() {
+        assert_eq!(params("{}").quota().unwrap().caps.pair, 0.005);
+        let error = params(r#"{"max_pair_share": 5}"#).quota().unwrap_err();
+        assert!(error.is_permanent() && error.message.contains("max_pair_share"), "{error}");
+    }
+
+    #[test]
+    fn too_few_tasks_fail_with_what_is_missing_and_how_many_more_it_takes() {
+        let tasks = Tasks::new(measured(3)).unwrap();
+        let candidates = tasks.candidates();
+        let quota = paper(Some(6000));
+        let selection = select::select(&candidates, &quota);
+        let error = require(6000, &quota, &candidates, &selection, 9000).unwrap_err();
+        assert_eq!(
+            error.message,
+            "18 of 9,000 tasks can be published, min_count asks for 6,000; short: torch#1 3 of 204, torch#2 3 of 5,026, \
+             torch#3 3 of 457, torch#4 3 of 168, torch#5 3 of 74, transformers 3 of 71"
+        );
+        let hint = error.hint.unwrap();
+        assert!(hint.starts_with("make about 3,141,000 more tasks, 3,150,000 in all"), "{hint}");
+        assert!(require(18, &quota, &candidates, &selection, 9000).is_ok());
+        let nothing = require(1, &quota, &[], &Selection::default(), 0).unwrap_err();
+        assert!(nothing.hint.unwrap().starts_with("make more tasks (count"));
+    }
+
+    #[test]
+    fn the_tasks_that_are_yet_to_make_follow_from_those_that_could_be_published() {
+        assert_eq!(more_tasks(4812, 6000, 9000), Some(2800));
+        assert_eq!(more_tasks(45, 48, 72), Some(10));
+        assert_eq!(more_tasks(0, 48, 72), None);
+    }
+
+    #[test]
+    fn a_share_that_is_off_by_more_than_a_point_is_told() {
+        let tasks = Tasks::new(measured(100)).unwrap();
+        let (candidates, quota) = (tasks.candidates(), paper(Some(200)));
+        let selection = select::select(&candidates, &quota);
+        let warnings = warnings(&candidates, &quota, &selection);
+        let told = "torch#2: 50.00 % of the rows instead of 83.77 %, -33.77 percentage points";
+        assert!(warnings.iter().any(|warning| warning == told), "{warnings:?}");
+        assert!(warnings[0].starts_with("torch#2: its share asked for 168 tasks, 100 passed;"), "{warnings:?}");
+    }
+
+    #[test]
+    fn numbers_are_grouped_by_three_digits() {
+        assert_eq!([0, 999, 1000, 1234567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
     }
 }

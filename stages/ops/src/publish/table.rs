@@ -14,11 +14,14 @@ use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
 
+use super::caps::groups;
+use super::select::Candidate;
+
 /// The released set's columns, in its order.
 pub const RELEASED: [&str; 3] = ["ops", "data_source", "code"];
 
 /// The column that names a task, where a table has one.
-const TASK_ID: &str = "task_id";
+pub const TASK_ID: &str = "task_id";
 
 /// The tasks to choose from.
 pub struct Tasks {
@@ -29,13 +32,7 @@ pub struct Tasks {
 impl Tasks {
     /// Reads a Parquet file and checks the columns that will be published.
     pub fn read(path: &Path) -> Result<Self, ProgramError> {
-        let complain = |error: &dyn std::fmt::Display| ProgramError::input(format!("{}: {error}", path.display()));
-        let file = File::open(path).map_err(|error| complain(&error))?;
-        let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| complain(&error))?;
-        let schema = builder.schema().clone();
-        let reader = builder.build().map_err(|error| complain(&error))?;
-        let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|error| complain(&error))?;
-        Self::new(concat_batches(&schema, &batches).map_err(|error| complain(&error))?)
+        Self::new(read_batch(path)?)
     }
 
     /// Takes rows that are in memory.
@@ -44,9 +41,21 @@ impl Tasks {
         Ok(Self { batch, released })
     }
 
-    /// The category of each row.
-    pub fn categories(&self) -> Vec<String> {
-        self.released[1].iter().map(|value| value.unwrap_or_default().to_owned()).collect()
+    /// The category of each row, and what it counts towards.
+    pub fn candidates(&self) -> Vec<Candidate> {
+        let operators = self.operators();
+        let rows = self.released[1].iter().zip(operators);
+        rows.map(|(category, operators)| Candidate {
+            category: category.unwrap_or_default().to_owned(),
+            groups: groups(&operators),
+        })
+        .collect()
+    }
+
+    /// The operators of each row.
+    fn operators(&self) -> Vec<Vec<String>> {
+        let rows = self.released[0].iter();
+        rows.map(|ops| serde_json::from_str(ops.unwrap_or_default()).expect("checked when it was read")).collect()
     }
 
     /// These rows, with the released columns alone.
@@ -79,6 +88,17 @@ impl Tasks {
             .and_then(|batch| take_record_batch(&batch, &indices))
             .map_err(|error| ProgramError::input(format!("tasks: {error}")))
     }
+}
+
+/// The whole of a Parquet file.
+pub fn read_batch(path: &Path) -> Result<RecordBatch, ProgramError> {
+    let complain = |error: &dyn std::fmt::Display| ProgramError::input(format!("{}: {error}", path.display()));
+    let file = File::open(path).map_err(|error| complain(&error))?;
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| complain(&error))?;
+    let schema = builder.schema().clone();
+    let reader = builder.build().map_err(|error| complain(&error))?;
+    let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|error| complain(&error))?;
+    concat_batches(&schema, &batches).map_err(|error| complain(&error))
 }
 
 fn column<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef, ProgramError> {
