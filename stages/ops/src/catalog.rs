@@ -21,6 +21,7 @@ const OPS: Group = Group {
         ("filter", None),
         ("screen", None),
         ("publish", Some(publish::main)),
+        ("report", None),
     ],
     embedded: EMBEDDED,
 };
