@@ -17,6 +17,7 @@ const OPS: Group = Group {
         ("synthesize", None),
         ("requests", None),
         ("generate", None),
+        ("resize", None),
         ("measure", None),
         ("filter", None),
         ("screen", None),
