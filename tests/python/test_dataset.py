@@ -199,5 +199,5 @@ def test_too_few_tasks_leave_an_error_with_a_hint(tmp_path):
     assert error["kind"] == "input"
     assert "3 of 3 tasks" in error["message"]
     assert "short: torch#1 1 of 2, torch#2 1 of 40, torch#3 1 of 4, torch#4 0 of 1" in error["message"]
-    assert error["hint"].startswith("make about 50 more tasks, 53 in all")
+    assert error["hint"].startswith("make about 57 more tasks, 60 in all")
     assert not list((tmp_path / "few" / "outputs").iterdir())

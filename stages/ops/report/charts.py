@@ -8,10 +8,10 @@ import math
 
 import markupsafe
 
-WIDTH = 760
+WIDTH = 800
 LINE = 22
-LABELS = 230
-FIGURES = 150
+LABELS = 262
+FIGURES = 170
 
 
 def _svg(height, title, marks):
@@ -81,7 +81,18 @@ def count(values, edges):
     return counts
 
 
-HEIGHT, LEFT, BOTTOM, TOP = 220, 46, 40, 14
+HEIGHT, LEFT, BOTTOM, TOP = 240, 46, 40, 28
+
+
+def round_ticks(most, about=5):
+    """Whole numbers at equal, round steps from 0 up to `most`, at most `about` steps."""
+    step = 1
+    for power in range(12):
+        for digit in (1, 2, 5):
+            step = digit * 10**power
+            if most / step <= about:
+                return list(range(0, int(most) + 1, step))
+    return [0, most]
 
 
 def histogram(title, edges, series, unit, ticks, lines=(), log=True):
@@ -95,7 +106,7 @@ def histogram(title, edges, series, unit, ticks, lines=(), log=True):
     floor = HEIGHT - BOTTOM
     y = lambda value: floor - value / most * (floor - TOP)
     marks = []
-    for value in sorted({0, most, *(round(most * part) for part in (0.25, 0.5, 0.75))} if most > 3 else {0, most}):
+    for value in round_ticks(most):
         marks.append(_line(LEFT, y(value), WIDTH - 12, y(value), "grid" if value else "axis"))
         marks.append(_text(LEFT - 6, y(value) + 4, f"{value:,}", "tick", "end"))
     for value, text in ticks:
@@ -115,9 +126,9 @@ def histogram(title, edges, series, unit, ticks, lines=(), log=True):
                 )
     for value, text in lines:
         if edges[0] * 0.999 <= value <= edges[-1] * 1.001:
-            marks.append(_line(x(value), TOP - 6, x(value), floor, "mark"))
+            marks.append(_line(x(value), TOP - 22, x(value), floor, "mark"))
             at_end = x(value) > WIDTH - 140
-            marks.append(_text(x(value) + (-5 if at_end else 5), TOP + 2, text, "figure", "end" if at_end else "start"))
+            marks.append(_text(x(value) + (-5 if at_end else 5), TOP - 12, text, "figure", "end" if at_end else "start"))
     marks.append(_text((LEFT + WIDTH) / 2, HEIGHT - 6, unit, "tick", "middle"))
     return _svg(HEIGHT, title, marks)
 
@@ -125,11 +136,11 @@ def histogram(title, edges, series, unit, ticks, lines=(), log=True):
 def ranks(title, counts, limits):
     """Values of sorted counts over their rank, with limits as lines: [(value, text)]."""
     most = max([counts[0] if counts else 1] + [value for value, _ in limits] + [1])
-    floor, height = 190, 220
+    floor, height = HEIGHT - BOTTOM, HEIGHT
     x = lambda rank: LEFT + rank / max(len(counts), 1) * (WIDTH - LEFT - 12)
     y = lambda value: floor - value / most * (floor - TOP)
     marks = []
-    for value in sorted({0, round(most / 2), most}):
+    for value in round_ticks(most):
         marks.append(_line(LEFT, y(value), WIDTH - 12, y(value), "grid" if value else "axis"))
         marks.append(_text(LEFT - 6, y(value) + 4, f"{value:,}", "tick", "end"))
     outline = [(LEFT, floor)]

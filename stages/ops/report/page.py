@@ -202,7 +202,7 @@ def families_section(samples, measurements, params, tables):
     def bar(entry):
         text, asked = f"{entry['percent']:.1f} %", entry["asked"]
         if asked:
-            text += f" · {entry['percent'] / asked:.2f} × its weight"
+            text += f" · {entry['percent'] / asked:.2f} × weight"
         return {"label": entry["family"], "value": entry["percent"], "mark": asked, "text": text}
 
     off = [entry for entry in found if entry["asked"] and abs(entry["percent"] / entry["asked"] - 1) > 0.1]

@@ -177,7 +177,7 @@ def test_every_section_has_its_figures(page):
     assert "Median 2 ×, for 60 tasks. Limited by memory: 60." in plain
     assert "3 are above the threshold; 4 have the same operators as one" in plain
     assert "3 candidates of the installed libraries" in plain
-    assert "1 attempts came to nothing" in plain
+    assert "1 attempt came to nothing" in plain
     assert "Not applied: modes_agree (left out)." in plain
     assert plain.count("class Model:") == 6
 
@@ -249,6 +249,13 @@ def test_bins_hold_every_value():
         assert edges[place] * (1 - 1e-9) <= value < edges[place + 1] * (1 + 1e-9)
 
 
+def test_ticks_are_round_and_few():
+    assert charts.round_ticks(1685) == [0, 500, 1000, 1500]
+    assert charts.round_ticks(7) == [0, 2, 4, 6]
+    assert charts.round_ticks(1) == [0, 1]
+    assert all(2 <= len(charts.round_ticks(most)) <= 6 for most in range(1, 3000))
+
+
 def test_quantiles_agree_with_numpy():
     numpy = pytest.importorskip("numpy")
     numbers = [3.0, 1.0, 10.0, 2.5, 7.0]
@@ -265,9 +272,17 @@ def test_the_caps_are_those_of_the_publishing_stage():
     assert f"LEAST_ROWS: usize = {figures.LEAST_ROWS};" in rust
 
 
+def test_the_families_are_those_of_the_composing_stage():
+    yaml = pytest.importorskip("yaml")
+    own, other = (yaml.safe_load((HERE.parent / name / "stage.yaml").read_text())["params"] for name in ("report", "synthesize"))
+    assert own["families"]["default"] == other["families"]["default"]
+
+
 def test_the_manifest_lists_every_file_and_parameter():
     yaml = pytest.importorskip("yaml")
     manifest = yaml.safe_load((HERE / "stage.yaml").read_text())
-    assert {name: entry["default"] for name, entry in manifest["params"].items()} == PARAMS | {"title": "CUDA-Agent-Ops"}
+    defaults = {name: entry["default"] for name, entry in manifest["params"].items() if name != "families"}
+    given = {name: value for name, value in PARAMS.items() if name != "families"}
+    assert defaults == given | {"title": "CUDA-Agent-Ops"} and "families" in manifest["params"]
     files = {path.name for path in HERE.iterdir() if path.suffix in (".py", ".html") and not path.name.startswith("test_")}
     assert set(manifest["sources"]) == files

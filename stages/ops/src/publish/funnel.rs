@@ -170,3 +170,26 @@ impl Report {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_rule_against_a_defect_is_one_of_a_filter() {
+        let manifests = [include_str!("../../filter/stage.yaml"), include_str!("../../screen/stage.yaml")];
+        let choices = |manifest: &'static str| {
+            let skip = manifest.split("\n  skip:").nth(1).expect("a filter has the parameter skip");
+            let list = skip.split("choices:").nth(1).and_then(|rest| rest.split('[').nth(1)?.split(']').next());
+            list.expect("skip has choices").split(',').map(str::trim)
+        };
+        let names: BTreeSet<&str> = manifests.into_iter().flat_map(choices).collect();
+        for Defect { name, rules, .. } in DEFECTS {
+            for rule in rules {
+                assert!(names.contains(rule), "{name}: there is no rule {rule}");
+            }
+        }
+    }
+}

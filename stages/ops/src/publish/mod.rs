@@ -207,11 +207,11 @@ fn require(
     if !selection.passed_over.is_empty() {
         message += &format!("; passed over for caps: {}", passed_over(selection));
     }
-    let more = match more_tasks(chosen, least, made) {
-        Some(more) => format!(
+    let more = match tasks_needed(chosen, least, made) {
+        Some(needed) => format!(
             "make about {} more tasks, {} in all (count of ops/synthesize)",
-            grouped(more as u64),
-            grouped((made + more) as u64)
+            grouped((needed - made) as u64),
+            grouped(needed as u64)
         ),
         None => "make more tasks (count of ops/synthesize)".to_owned(),
     };
@@ -228,15 +228,15 @@ fn missing(least: usize, quota: &Quota, candidates: &[Candidate], selection: &Se
     select::wanted(least, &quota.weights).into_iter().filter_map(described).collect()
 }
 
-/// How many tasks must be made beyond `made` so that `least` can be published, if as many of them can be as so far;
-/// with a twentieth to spare, and rounded up. Unknown where none could be.
-fn more_tasks(chosen: usize, least: usize, made: usize) -> Option<usize> {
+/// How many tasks must be made so that `least` can be published, if as many of them can be as of the `made` ones; with a
+/// twentieth to spare, and rounded up. Unknown where none could be.
+fn tasks_needed(chosen: usize, least: usize, made: usize) -> Option<usize> {
     if chosen == 0 {
         return None;
     }
-    let more = (1.05 * least as f64 / chosen as f64 - 1.0) * made as f64;
-    let step = if more > 1000.0 { 100.0 } else { 10.0 };
-    Some(((more / step).ceil() * step) as usize)
+    let needed = 1.05 * least as f64 / chosen as f64 * made as f64;
+    let step = if needed > 1000.0 { 100.0 } else { 10.0 };
+    Some(((needed / step).ceil() * step) as usize)
 }
 
 /// A number with a comma after each three digits.
@@ -548,9 +548,9 @@ mod tests {
 
     #[test]
     fn the_tasks_that_are_yet_to_make_follow_from_those_that_could_be_published() {
-        assert_eq!(more_tasks(4812, 6000, 9000), Some(2800));
-        assert_eq!(more_tasks(45, 48, 72), Some(10));
-        assert_eq!(more_tasks(0, 48, 72), None);
+        assert_eq!(tasks_needed(4812, 6000, 9000), Some(11_800));
+        assert_eq!(tasks_needed(45, 48, 72), Some(90));
+        assert_eq!(tasks_needed(0, 48, 72), None);
     }
 
     #[test]
