@@ -6,17 +6,22 @@ not finite, hardly varies, hardly depends on one of the inputs, equals an earlie
 """
 
 import math
+import re
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from operator_binding import NotApplicable, bind
+from operator_binding import NotApplicable, bind, cost
 
 TRIAL_BATCH = 3
 ABSOLUTE = RELATIVE = 1e-2  # the tolerance of verdicts: what agrees to it counts as equal
-MOST_PER_SAMPLE = 600_000
+MOST_PER_SAMPLE = 300_000
+MOST_TRIAL_FLOPS = 4e9
+# Operators that take time by the square of their features, which their cost does not say.
+QUADRATIC = re.compile(r"multi_?label_?margin", re.IGNORECASE)
+MOST_SQUARED = 1024
 MOST_WEIGHTS = 3_000_000
 STEP_ATTEMPTS = 6
 
@@ -232,7 +237,7 @@ def extend(rng, chain, row, numbered_usage, last):
             attributes.add(parameter)
             init.append(f"self.{parameter} = nn.Parameter({tensor_text(operand, chain)})")
     call = bound.call_text("x", attribute)
-    trial = Trial(chain, constants, init, call, inputs, fresh_inputs)
+    trial = Trial(chain, constants, init, call, inputs, fresh_inputs, bound)
     out = trial.run(usage, last)
     chain.constants, chain.inputs, chain.attributes = constants, inputs, attributes
     step = Step(row["operator"], row["family"], number, bound, chain.shape, tuple(out.shape), trial.weights, init, call)
@@ -363,8 +368,8 @@ def kept_axes(out, before, bound):
 class Trial:
     """Runs one more operator on the chain's small batch."""
 
-    def __init__(self, chain, constants, init, call, inputs, fresh):
-        self.chain, self.call, self.fresh, self.inputs = chain, call, fresh, dict(inputs)
+    def __init__(self, chain, constants, init, call, inputs, fresh, bound):
+        self.chain, self.call, self.fresh, self.inputs, self.bound = chain, call, fresh, dict(inputs), bound
         self.names = {"torch": torch, "nn": nn, "F": F, **constants, "self": nn.Module()}
         self.init, self.outputs, self.weights = init, (), 0
 
@@ -373,6 +378,8 @@ class Trial:
         try:
             for line in self.init:
                 exec(line, self.names)
+            self.weights = sum(p.numel() for p in self.names["self"].parameters())
+            self._refuse_slow()
             streams = self._streams()
             operands = [{name: eval(self.inputs[name], self.names) for name in self.fresh} for _ in range(2)]
             with torch.no_grad():
@@ -380,10 +387,17 @@ class Trial:
                 changed = [self._call(streams[0], {**operands[0], name: operands[1][name]}) for name in self.fresh]
         except (RuntimeError, ValueError, LookupError, TypeError, AssertionError) as error:
             raise Unsuitable(str(error)) from error
-        self.weights = sum(p.numel() for p in self.names["self"].parameters())
         self._judge(first, other, moved, changed, streams, last)
         self.outputs = (first, other, moved)
         return first
+
+    def _refuse_slow(self):
+        """What takes long on the CPU is not tried; for this much the output may be taken to be like the stream."""
+        shape = self.chain.shape
+        if self.weights > MOST_WEIGHTS or QUADRATIC.search(self.call) and shape[-1] > MOST_SQUARED:
+            raise Unsuitable("too large to be tried")
+        if cost(self.bound, shape, shape, self.weights)[0] > MOST_TRIAL_FLOPS:
+            raise Unsuitable("too slow to be tried")
 
     def _streams(self):
         """Values for two different inputs, and for the first moved by about a rounding error."""
@@ -400,7 +414,7 @@ class Trial:
     def _judge(self, out, other, moved, changed, streams, last):
         if not isinstance(out, torch.Tensor) or out.dtype != torch.float32 or out.shape[0] != TRIAL_BATCH:
             raise Unsuitable("shape")
-        if out.numel() // TRIAL_BATCH > MOST_PER_SAMPLE or self.weights > MOST_WEIGHTS or (out.dim() < 2 and not last):
+        if out.numel() // TRIAL_BATCH > MOST_PER_SAMPLE or (out.dim() < 2 and not last):
             raise Unsuitable("size")
         if not out.numel():
             raise Unsuitable("empty")
