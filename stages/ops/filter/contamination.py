@@ -6,11 +6,13 @@ Three questions, each a rule of its own, since each sees what the others can't:
   its similarity are found for every task, rejected or not, and their distribution is reported.
 - `contaminated_signature`: has a reference the same operators, each as often (`signature.py`)? Such a task is the
   reference's problem at other sizes, and the measure of the first rule can be far below its limit.
-- `contaminated_graph`: does a reference call the same operators in the same order when it runs? Sizes don't count, for a
-  reference at other sizes is the same problem; in the table `similarity`, `same_graph` says where they agree as well.
+- `contaminated_graph`: does a reference call the same operators in the same order when it runs, on inputs with as many
+  dimensions (a convolution is one operator, be it of images or of volumes)? Sizes don't count, for a reference at other
+  sizes is the same problem; in the table `similarity`, `same_graph` says where they agree as well.
 """
 
 import collections
+import json
 
 import rules
 import signature
@@ -27,7 +29,7 @@ class Contamination:
         self._comparer = similarity.Comparer()
         self._structures = [(other.name, self._comparer.structure(other.source)) for other in references]
         self._by_signature = _group(references, lambda other: _key(other.signature))
-        self._by_operators = _group(references, lambda other: other.operators)
+        self._by_run = _group(references, lambda other: other.run)
         self._by_graph = _group(references, lambda other: other.graph)
         self._nearest = {}
         self.table = []
@@ -55,7 +57,7 @@ class Contamination:
         own = signature.signature(row.source)
         # The declared operators too: where they and the code disagree, another rule rejects the task.
         keys = {_key(own), _key(signature.declared(rules.declared_names(row) or []))} - {()}
-        run = tuple(row.facts.get("graph_operators") or ())
+        run = (*(row.facts["graph_operators"] or ()), rank(row.facts["inputs"]))
         return {
             "task_id": row.facts["task_id"],
             "data_source": row.facts["data_source"],
@@ -63,8 +65,8 @@ class Contamination:
             "similarity": value,
             "signature": signature.text(own),
             "same_signature": sorted({name for key in keys for name in self._by_signature.get(key, ())}),
-            "same_operators": self._by_operators.get(run, []) if run else [],
-            "same_graph": self._by_graph.get(row.facts.get("graph"), []),
+            "same_operators": self._by_run.get(run, []) if len(run) > 1 else [],
+            "same_graph": self._by_graph.get(row.facts["graph"], []),
         }
 
     def as_json(self):
@@ -79,9 +81,17 @@ class Contamination:
                 for category in sorted({entry["data_source"] or "(none)" for entry in self.table})
             },
             "all": _counts(self.table, self.params),
-            "traced_references": sum(other.operators is not None for other in self.references),
+            "traced_references": sum(other.run is not None for other in self.references),
             "untraced_references": {other.name: other.problem for other in self.references if other.problem},
         }
+
+
+def rank(inputs):
+    """The most dimensions that an input has, of the fact `inputs`."""
+    try:
+        return max((len(value["shape"]) for value in json.loads(inputs or "[]") if "shape" in value), default=0)
+    except (TypeError, ValueError):
+        return 0
 
 
 def histogram(values):

@@ -22,6 +22,7 @@ NEEDED = [
     "fresh_rel", "fresh_abs", "inputs_fixed", "sensitivity_rel", "sensitivity_share", "eager_ms", "compiled_ms",
     "compiled_tolerance", "train_error", "train_abs", "train_rel", "error", "error_stage", "error_kind",
     "output_std", "output_top_share", "output_zero_share", "seed_std_ratio", "graph", "graph_operators",
+    "inputs",
 ]  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def add_graphs(program, found):
     if answers is None:
         return "tracing the references failed"
     for reference, answer in zip(found, answers, strict=True):
-        reference.operators = tuple(answer["operators"]) if "operators" in answer else None
+        reference.run = (*answer["operators"], answer["rank"]) if "operators" in answer else None
         reference.graph, reference.problem = answer.get("graph"), answer.get("problem")
     return None
 

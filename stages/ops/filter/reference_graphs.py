@@ -31,7 +31,7 @@ def get_inputs():
 
 
 def trace(codes, interpreter=sys.executable):
-    """For each code a dict with `operators` and `graph`, or with `problem`. Or None where there is no torch."""
+    """For each code a dict with `operators`, `graph` and `rank` (of the input with the most dimensions), or with `problem`. Or None where there is no torch."""
     try:
         done = subprocess.run(
             [interpreter, __file__], input=json.dumps(codes), capture_output=True, text=True, check=False,
@@ -67,7 +67,8 @@ def traced(code):
         inputs = [value.to("meta") if isinstance(value, torch.Tensor) else value for value in names["get_inputs"]()]
         with limited(Trace)(model, inputs) as recorded:
             model(*inputs)
-    return {"operators": recorded.operators, "graph": recorded.digest()}
+    ranks = [value.dim() for value in inputs if isinstance(value, torch.Tensor)]
+    return {"operators": recorded.operators, "graph": recorded.digest(), "rank": max(ranks, default=0)}
 
 
 def in_a_fork(code):

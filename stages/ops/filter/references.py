@@ -21,14 +21,14 @@ import source as task_source
 
 @dataclasses.dataclass
 class Reference:
-    """A program: its name, its code, what it looks like, and what it does where that was traced."""
+    """A program: its name, its code, its operators, and what it does where that was traced: the operators that it runs
+    with the dimensions of its inputs, and the digest of its graph."""
 
     name: str
     code: str
     source: object
-    structure: object = None
     signature: object = None
-    operators: tuple | None = None
+    run: tuple | None = None
     graph: str | None = None
     problem: str | None = None
 

@@ -338,7 +338,7 @@ CONTAMINATED_SIGNATURE = Rule(
 )
 CONTAMINATED_GRAPH = Rule(
     "contaminated_graph",
-    "No reference calls the same operators in the same order when it runs.",
+    "No reference calls the same operators in the same order when it runs, on inputs with as many dimensions.",
     None,
 )
 DUPLICATE = Rule(

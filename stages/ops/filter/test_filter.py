@@ -99,7 +99,7 @@ def facts(**changes):
         "eager_ms": 5.0, "compiled_ms": 4.0, "compiled_tolerance": 1e-6, "train_error": None, "train_abs": 0.0,
         "train_rel": 0.0, "output_std": 0.5, "output_top_share": 0.01, "output_zero_share": 0.0, "seed_std_ratio": 1.1,
         "graph": f"graph of {changes.get('code', CODE)}", "graph_operators": ["addmm", "gelu"],
-        **changes,
+        "inputs": '[{"shape": [8, 64], "dtype": "float32"}, {"type": "int"}]', **changes,
     }  # fmt: skip
 
 
@@ -449,12 +449,15 @@ def test_operators_and_runs_of_a_reference_reject_what_its_tree_does_not_show(tm
     rows = [
         facts(task_id="signature", code=unlike, ops='["nn.Linear", "F.relu"]', graph_operators=["something", "else"]),
         facts(task_id="run", code=written, ops='["nn.Linear", "torch.clamp"]', graph_operators=["addmm", "relu"]),
+        facts(task_id="deeper", code=written.replace("size = 64", "size = 65"), ops='["nn.Linear", "torch.clamp"]',
+              graph_operators=["addmm", "relu"], inputs='[{"shape": [2, 8, 64]}]'),
         other(task_id="other"),
     ]
     _, rejected, funnel = run(tmp_path / "run", rows, references=checkout(tmp_path / "kb"))
     assert funnel["similarity"]["traced_references"] == 1
     found = {row["task_id"]: row["rules"] for row in rejected}
     assert found["signature"] == ["contaminated_signature"]
+    assert "contaminated_graph" not in found.get("deeper", ())
     assert "contaminated_graph" in found["run"] and "contaminated_signature" not in found["run"]
 
 
