@@ -123,14 +123,14 @@ pub fn wanted(count: usize, weights: &BTreeMap<String, f64>) -> BTreeMap<&str, u
 
 /// Chooses among the candidates.
 ///
-/// Caps are shares of what is published. So where fewer rows come out than the caps were reckoned for, the choice is
-/// made again with caps for that many.
+/// Caps are shares of what is published, and so are the categories' parts. So where fewer rows come out than they were
+/// reckoned for, the choice is made again for that many.
 pub fn select(candidates: &[Candidate], quota: &Quota) -> Selection {
     let mut published = quota.count.unwrap_or(usize::MAX).min(candidates.len());
     loop {
         let budget = Budget::new(&quota.caps, published);
         let selection = match quota.count {
-            Some(count) => by_share(candidates, count, quota, budget),
+            Some(count) => by_share(candidates, count, published, quota, budget),
             None => all(candidates, quota, budget),
         };
         if selection.rows.len() >= published {
@@ -172,26 +172,36 @@ impl Lane<'_> {
             }
         }
     }
-
-    /// How much of what is wanted there is to choose from.
-    fn plenty(&self) -> f64 {
-        self.found as f64 / self.wanted as f64
-    }
 }
 
-fn by_share<'c>(candidates: &'c [Candidate], count: usize, quota: &Quota, mut budget: Budget<'c>) -> Selection {
+/// Fills each category up to its part of `target` rows, and, where it is asked for, all together up to the target. What
+/// is short is told against the count that was asked for.
+fn by_share<'c>(
+    candidates: &'c [Candidate],
+    count: usize,
+    target: usize,
+    quota: &Quota,
+    mut budget: Budget<'c>,
+) -> Selection {
     let mut lanes = lanes(candidates, count, quota);
-    // What is scarce comes first: a cap must not be used up by those that have rows to choose from.
-    let mut order: Vec<usize> = (0..lanes.len()).filter(|lane| lanes[*lane].wanted > 0).collect();
-    order.sort_by(|a, b| lanes[*a].plenty().total_cmp(&lanes[*b].plenty()));
+    let found: Vec<usize> = lanes.iter().map(|lane| lane.found).collect();
+    let weights: Vec<f64> = lanes.iter().map(|lane| lane.weight).collect();
+    // Without others that fill gaps, a smaller target would make the gaps wider, not the shares better.
+    let parts = match quota.refill {
+        true => parts(target, &weights, &found),
+        false => lanes.iter().map(|lane| lane.wanted).collect(),
+    };
+    // The smallest come first: a cap that the largest has used up would leave nothing for them, and they use up little.
+    let mut order: Vec<usize> = (0..lanes.len()).collect();
+    order.sort_by_key(|lane| parts[*lane]);
     for index in order {
         let lane = &mut lanes[index];
-        while lane.rows.len() < lane.wanted && !lane.left.is_empty() {
+        while lane.rows.len() < parts[index] && !lane.left.is_empty() {
             lane.take(candidates, &mut budget);
         }
     }
     if quota.refill {
-        refill(candidates, count, &mut lanes, &mut budget);
+        refill(candidates, target, &mut lanes, &mut budget);
     }
     // Every category is meant to have a row, even where its share alone would give it none.
     let is_short = |lane: &&Lane| lane.rows.len() < lane.wanted || lane.rows.is_empty();
@@ -216,8 +226,7 @@ fn lanes<'a>(candidates: &[Candidate], count: usize, quota: &'a Quota) -> Vec<La
     }
     let weights: Vec<f64> = lanes.iter().map(|lane| lane.weight).collect();
     let found: Vec<usize> = lanes.iter().map(|lane| lane.found).collect();
-    let wanted = at_least_one(apportion(count, &weights), &weights, &found);
-    for (lane, wanted) in lanes.iter_mut().zip(wanted) {
+    for (lane, wanted) in lanes.iter_mut().zip(parts(count, &weights, &found)) {
         lane.wanted = wanted;
     }
     lanes
@@ -235,6 +244,11 @@ fn refill<'c>(candidates: &'c [Candidate], count: usize, lanes: &mut [Lane], bud
         };
         lane.take(candidates, budget);
     }
+}
+
+/// How many of `count` rows each category is to have.
+fn parts(count: usize, weights: &[f64], found: &[usize]) -> Vec<usize> {
+    at_least_one(apportion(count, weights), weights, found)
 }
 
 /// Splits `count` by weight with the largest-remainder rule; of equal remainders the first wins.
@@ -388,12 +402,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_scarce_gets_its_part_of_a_cap_first() {
+    fn what_is_rare_gets_its_part_of_a_cap_first() {
         let mut candidates: Vec<Candidate> = (0..50).map(|_| candidate("torch#2", &["nn.ReLU"])).collect();
-        candidates.extend((0..100).map(|index| candidate("torch#2", &[&format!("torch.op{index}")])));
-        candidates.push(candidate("torch#5", &["nn.ReLU"]));
+        candidates.extend((0..20).map(|index| candidate("torch#2", &[&format!("torch.op{index}")])));
+        candidates.extend((0..2).map(|_| candidate("torch#5", &["nn.ReLU"])));
         let selection = select(&candidates, &capped(80));
-        assert!(selection.rows.contains(&150), "{:?}", selection.rows);
+        assert!(selection.rows.contains(&70), "{:?}", selection.rows);
+        assert_eq!(selection.rows.len(), 20 + LEAST_ROWS);
     }
 
     #[test]
