@@ -14,10 +14,11 @@ const PROFILE_PREFIX: &str = "profile_";
 const MANIFESTS: [&str; 3] =
     [PROFILE, include_str!("../../synthesize/stage.yaml"), include_str!("../../measure/stage.yaml")];
 
-/// Column to explanation.
+/// Column to explanation. Within a manifest the first of a name counts: the rows' output comes before that of what was
+/// left out.
 pub fn explanations() -> BTreeMap<String, String> {
     let renamed = columns(PROFILE).into_iter().map(|(name, doc)| (format!("{PROFILE_PREFIX}{name}"), doc));
-    renamed.chain(MANIFESTS.iter().flat_map(|manifest| columns(manifest))).collect()
+    renamed.chain(MANIFESTS.iter().flat_map(|manifest| columns(manifest).into_iter().rev())).collect()
 }
 
 /// The columns of a manifest with their explanations, in its order.
@@ -87,6 +88,7 @@ mod tests {
         assert!(explanations["sensitivity_abs"].starts_with("By tensor input: how far"));
         assert_eq!(explanations["profile_eager_ms"], "Time of an eager forward in milliseconds.");
         assert!(explanations["eager_ms"].starts_with("Median time"));
+        assert!(explanations["data_source"].starts_with("torch#1"));
         assert!(explanations["roofline_ms"].starts_with("The least time"));
     }
 }
