@@ -16,7 +16,10 @@ import types
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "python"), str(HERE.parent.parent / "protocol" / "python")]
 
+import torch  # noqa: E402
+
 import synthesize  # noqa: E402
+from estimate import load  # noqa: E402
 from plan import FAMILY_WEIGHTS  # noqa: E402
 from schedule import PAPER_SHARES, usable_shares  # noqa: E402
 
@@ -40,6 +43,12 @@ def spread(rows, weights):
         "pairs": [(names, number / len(rows)) for names, number in pairs.most_common()],
         "bilinear": sum("ilinear\"" in row["ops"].replace("rsample", "") for row in torch_rows) / len(rows),
     }
+
+
+def input_bytes(row):
+    namespace, _ = load(row["code"], "meta")
+    with torch.device("meta"):
+        return sum(value.nbytes for value in namespace["get_inputs"]())
 
 
 def deciles(values):
@@ -88,6 +97,7 @@ def main():
     print(f"bilinear layers in {found['bilinear']:.2%} of the tasks")
     print("estimate_ms:", [round(value, 2) for value in deciles([row["estimate_ms"] for row in rows])])
     print("batch_size:", deciles([row["batch_size"] for row in rows]))
+    print("bytes of inputs, GB:", [round(value / 1e9, 2) for value in deciles([input_bytes(row) for row in rows])])
     if given.write:
         with open(given.write, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)

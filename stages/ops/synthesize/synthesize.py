@@ -22,7 +22,7 @@ from schedule import schedule, usable_shares
 from sizing import Window, batch_for, chain_milliseconds, most_batch
 from task_file import task_code
 
-ATTEMPTS = 40
+ATTEMPTS = 60
 # How many attempts an operator has before another one of its family takes its place.
 PATIENCE = 3
 WIDTHS = {"cpu": (256, 128, 384, 192, 512), "cuda": (512, 256, 768, 384, 1024)}
@@ -76,11 +76,11 @@ class Synthesizer:
 
     def _composed(self, rng, planned):
         """The planned operators in one of the orders that work; what can't be had gives way to one of its family."""
-        names, refused, reason = list(planned), collections.Counter(), ""
+        names, refused, spent, reason = list(planned), collections.Counter(), set(), ""
         for _ in range(ATTEMPTS):
             order = self._order(rng, names)
             if order is None:
-                self._replace(rng, names, rng.randrange(len(names)))
+                self._replace(rng, names, rng.randrange(len(names)), spent)
                 continue
             try:
                 return self._attempt(rng, order)
@@ -89,7 +89,8 @@ class Synthesizer:
                 reason = f"{name}: {misfit.reason}"
                 refused[name] += 1
                 if refused[name] >= PATIENCE:
-                    self._replace(rng, names, names.index(name))
+                    spent.add(name)
+                    self._replace(rng, names, names.index(name), spent)
                     refused.clear()
         raise NoTask("no operators fit", f"{', '.join(planned)}; last: {reason}"[:300])
 
@@ -97,18 +98,24 @@ class Synthesizer:
         found = list(itertools.islice(orders([self.members[name] for name in names]), 24))
         return rng.choice(found) if found else None
 
-    def _replace(self, rng, names, place):
-        """Another operator of the same family, one with which there is an order if that is to be had."""
-        family = self.members[names[place]].family
-        others = [m.operator for m in self.planner.by_family[family] if m.operator not in names]
-        for _ in range(12):
-            if not others:
-                return
-            chosen = rng.choice(others)
-            tried = [*names[:place], chosen, *names[place + 1:]]
-            if self._order(rng, tried):
+    def _replace(self, rng, names, place, spent):
+        """Another operator of the same family that was not found wanting here, one with which there is an order if that
+        is to be had. A family that has no other gets another chance beside another operator."""
+        if not self._others(names, place, spent):
+            spent -= {member.operator for member in self.planner.by_family[self.members[names[place]].family]}
+            place = rng.choice([other for other in range(len(names)) if other != place] or [place])
+        others = self._others(names, place, spent)
+        rng.shuffle(others)
+        for chosen in others:
+            if self._order(rng, [*names[:place], chosen, *names[place + 1:]]):
                 break
+        else:
+            chosen = others[0] if others else names[place]
         names[place] = chosen
+
+    def _others(self, names, place, spent):
+        family = self.planner.by_family[self.members[names[place]].family]
+        return [member.operator for member in family if member.operator not in {*names, *spent}]
 
     def _attempt(self, rng, order):
         """One attempt to make a task of operators in an order; raises Misfit."""
