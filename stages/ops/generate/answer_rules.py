@@ -83,6 +83,8 @@ def _imports(source):
         else:
             continue
         for name in names:
+            if isinstance(node, ast.ImportFrom) and any(alias.name == name.rpartition(".")[2] for alias in node.names):
+                yield _at(node) + f"{name} has no {name.rpartition('.')[2]}; write `import {name} as …`"
             if name not in IMPORTABLE:
                 yield _at(node) + f"{name} is imported; only torch and its nn may be"
 

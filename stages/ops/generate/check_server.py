@@ -69,7 +69,7 @@ class CheckServer:
 class CheckPool:
     """`size` servers, each started when it is first needed."""
 
-    def __init__(self, size, folder, *, time_limit_s=60.0, memory_bytes=3 << 30):
+    def __init__(self, size, folder, log, *, time_limit_s=60.0, memory_bytes=3 << 30):
         # Nothing of the engine's, and no key: tasks are somebody else's code.
         environment = {name: value for name, value in os.environ.items()
                        if not name.startswith(("CUDA_AGENT_", "LLM_"))}
@@ -77,6 +77,7 @@ class CheckPool:
         self._limits = {"time_limit_s": time_limit_s, "memory_bytes": memory_bytes}
         self._servers = [CheckServer(folder, environment) for _ in range(size)]
         self._free = queue.LifoQueue()
+        self._log, self._warned = log, False
         for server in self._servers:
             self._free.put(server)
 
@@ -84,9 +85,16 @@ class CheckPool:
         """`{"problem": None, "work", "batch_size"}`, or a problem in words. Raises CheckUnavailable."""
         server = self._free.get()
         try:
-            return server.check({"code": code, "seed": seed, **self._limits})
+            facts = server.check({"code": code, "seed": seed, **self._limits})
         finally:
             self._free.put(server)
+        if facts.pop("walls", True) is False and not self._warned:
+            self._warned = True
+            self._log(
+                "namespaces are not available here: answers run with resource limits only, and could write files or "
+                "reach the network", level="warning",
+            )  # fmt: skip
+        return facts
 
     def stop(self):
         for server in self._servers:

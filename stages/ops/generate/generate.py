@@ -260,7 +260,7 @@ def work(program):
     pace = Pace(endpoint.requests_per_minute, endpoint.tokens_per_minute)
     client = llm_client.Client(params["api"], endpoint, params, key, pace, program.log, stop)
     with tempfile.TemporaryDirectory(prefix="generate-", dir=os.getcwd(), ignore_cleanup_errors=True) as folder:
-        checks = CheckPool(max(1, program.resources["cpu"]), folder)
+        checks = CheckPool(max(1, program.resources["cpu"]), folder, program.log)
         try:
             serve(program, Writer(params, prompts, client, checks, tally), tally, stop, endpoint.concurrency)
         finally:

@@ -1,6 +1,6 @@
 """Runs a model's answer, in a process that has torch loaded and forks one for each task.
 
-Started by `check_server`; speaks JSON lines: {"code", "seed", ...} in, {"problem", "work", "batch_size"} out. A task's process has
+Started by `check_server`; speaks JSON lines: {"code", "seed", ...} in, {"problem", "work", "batch_size", "walls"} out. A task's process has
 walls where the system allows (`isolation` says which), and limits of memory, time, processes and file sizes in any case.
 A task shares its process with the code that checks it, so it can lie about itself: then `ops/measure` finds out, which
 believes nothing of what is said here.
@@ -173,6 +173,7 @@ def run_task(job, result):
         # Not the task's doing: this program's own code failed.
         at = traceback.extract_tb(error.__traceback__)[-1]
         answer = {"failure": f"{type(error).__name__}: {error} ({os.path.basename(at.filename)}:{at.lineno})"[:800]}
+    answer["walls"] = job["walls"]
     os.write(result, json.dumps(answer).encode()[:RESULT_BYTES])
 
 

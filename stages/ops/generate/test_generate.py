@@ -381,6 +381,7 @@ TANH = "return torch.tanh(self.linear(x))"
     ("class Model(", "does not parse"),
     ("x = 1\n", "defines no class Model"),
     (changed("import torch\n", "import torch\nimport os\n"), "line 2: os is imported"),
+    (changed("import torch.nn as nn", "from torch.nn import nn"), "line 2: torch.nn has no nn; write `import torch.nn as"),
     (changed("import torch\n", "import torch\nfrom numpy import array\n"), "numpy is imported"),
     (changed("batch_size = 16", "batch_size = 16\nprint(batch_size)"), "only imports, constants"),
     (changed(TANH, "return torch.tanh(self.linear(x)) if open('x') else x"), "open can't be used"),
@@ -418,7 +419,7 @@ def pool(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(FOLDERS))
         patch.setenv("LLM_API_KEY", KEY)
-        pool = CheckPool(1, tmp_path_factory.mktemp("checks"), time_limit_s=10, memory_bytes=1 << 30)
+        pool = CheckPool(1, tmp_path_factory.mktemp("checks"), lambda *_, **__: None, time_limit_s=10, memory_bytes=1 << 30)
     yield pool
     pool.stop()
 
@@ -469,6 +470,14 @@ def test_a_file_cannot_write_outside_its_scratch(pool, tmp_path):
     pool.check(code, 3)
     if "namespaces" in walls():
         assert not target.exists()
+
+
+def test_missing_walls_are_told_once(tmp_path, monkeypatch):
+    said = []
+    pool = CheckPool(1, tmp_path, lambda message, level="info": said.append((level, message)))
+    monkeypatch.setattr("check_server.CheckServer.check", lambda *_: {"problem": None, "walls": False})
+    assert pool.check(GOOD, 1) == pool.check(GOOD, 2) == {"problem": None}
+    assert len(said) == 1 and said[0][0] == "warning" and "namespaces are not available" in said[0][1]
 
 
 def walls():

@@ -32,10 +32,12 @@ def row(number, work, code="batch_size = 16\nrest = 2\n"):
             "attempts": 1, "llm_prompt_tokens": 5, "llm_completion_tokens": 6, "llm_cost_usd": None, "operators": "-"}
 
 
-def run(folder, rows, **params):
+def run(folder, rows, rates=None, **params):
     folder.mkdir()
-    table = stage_driver.write_table(folder / "tasks.parquet", rows)
-    path = stage_driver.request(folder, "ops/resize", {**PARAMS, **params}, {"tasks": table}, ["tasks", "left_out"])
+    inputs = {"tasks": stage_driver.write_table(folder / "tasks.parquet", rows)}
+    if rates:
+        inputs["rates"] = stage_driver.write_table(folder / "rates.parquet", rates)
+    path = stage_driver.request(folder, "ops/resize", {**PARAMS, **params}, inputs, ["tasks", "left_out"])
     return stage_driver.run_program(HERE / "resize.py", path)
 
 
@@ -95,6 +97,20 @@ def test_the_program_keeps_the_order_and_says_what_is_left_out(tmp_path):
     assert [(item["task_id"], item["reason"]) for item in left_out] == [
         ("llm-7-000001", "too little work"), ("llm-7-000003", "no constant")]
     assert "operators" not in tasks[0] and "work" not in tasks[0] and tasks[0]["llm_cost_usd"] is None
+
+
+def test_a_faster_device_gets_a_larger_batch(tmp_path):
+    rows = [row(number, work_of(1e6, 1e5, 1e5)) for number in range(4)]
+    device = DEVICES["cpu"]
+    figures = {"memory_bytes": 64e9, "gflops": 16 * device.gflops, "gbytes_per_s": 16 * device.gbytes_per_s,
+               "operator_us": device.operator_us}  # fmt: skip
+    rates = [{"kind": "device", "name": name, "usage": 0, "rank": 0, "value": value} for name, value in figures.items()]
+    batches = []
+    for name, table in (("builtin", None), ("measured", rates)):
+        ended = run(tmp_path / name, rows, table)
+        assert ended.returncode == 0, ended.stderr
+        batches.append([task["batch_size"] for task in stage_driver.read_rows(tmp_path / name, "tasks")])
+    assert all(fast > 4 * slow for slow, fast in zip(*batches))
 
 
 def test_an_empty_range_is_refused(tmp_path):
