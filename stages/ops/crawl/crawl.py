@@ -1,7 +1,10 @@
 """`ops/crawl`: the operators of the installed torch and transformers, each with how to construct and call it."""
 
 import collections
+import contextlib
+import functools
 import json
+import multiprocessing
 import warnings
 
 import torch
@@ -16,20 +19,38 @@ def work(program):
     # Deprecated names warn when they are probed; whoever uses them is told by torch.
     warnings.simplefilter("ignore")
     kept, left_out = [], []
-    if "torch" in program.params["libraries"]:
-        rows, refused = crawl_torch()
-        kept += [row | {"version": torch.__version__} for row in rows]
-        left_out += refused
-        program.progress(len(kept), unit="operators")
-    if "transformers" in program.params["libraries"]:
-        rows, refused = crawl_transformers(program.params["models"], program.params["max_transformers"])
-        kept += rows
-        left_out += refused
+    params, processes = program.params, program.resources["cpu"]
+    with workers(processes, params["libraries"]) as run:
+        if "torch" in params["libraries"]:
+            rows, refused = crawl_torch(run)
+            kept += [row | {"version": torch.__version__} for row in rows]
+            left_out += refused
+            program.progress(len(kept), unit="operators")
+        if "transformers" in params["libraries"]:
+            rows, refused = crawl_transformers(params["models"], params["max_transformers"], processes, run)
+            kept += rows
+            left_out += refused
     if not kept:
         raise stage.StageError("no operator was found", kind="params", hint="`libraries` names where to look")
     report(program, kept, left_out)
     program.write_table("operators", [table_row(row) for row in kept])
     program.write_table("left_out", left_out)
+
+
+@contextlib.contextmanager
+def workers(processes, libraries):
+    """A function like `map` over as many processes as were granted; its results come in order."""
+    if "transformers" in libraries:
+        # Before forking, so that the processes need not import each what all configurations import. The library's
+        # remarks on default values are of no use here.
+        import transformers.models.llama.configuration_llama
+        transformers.logging.set_verbosity_error()
+    if processes < 2:
+        yield map
+        return
+    # This process has not run torch yet, so forking it is safe.
+    with multiprocessing.get_context("fork").Pool(processes, torch.set_num_threads, (1,)) as pool:
+        yield functools.partial(pool.imap, chunksize=1)
 
 
 def table_row(row):
@@ -41,17 +62,17 @@ def table_row(row):
 
 
 def report(program, kept, left_out):
-    """A line for each library; how often each reason occurs is for those who ask for details."""
+    """One line for each library, with the counts by reason; the counts are metrics too."""
     program.progress(len(kept), len(kept), "operators")
-    reasons = collections.Counter((row["library"], row["reason"]) for row in left_out)
     for library in program.params["libraries"]:
         count = sum(row["library"] == library for row in kept)
-        refused = sum(number for (of, _), number in reasons.items() if of == library)
+        reasons = collections.Counter(row["reason"] for row in left_out if row["library"] == library)
         program.metric(f"kept/{library}", count)
-        program.log(f"{count} operators of {library}, {refused} left out; "
+        for reason, number in sorted(reasons.items()):
+            program.metric(f"left_out/{library}/{reason.replace(' ', '_')}", number)
+        listed = ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items(), key=lambda r: (-r[1], r[0])))
+        program.log(f"{count} operators of {library}; {reasons.total()} left out: {listed or 'none'}. "
                     f"cuda-agent show {program.stage}.left_out lists them")
-    for (library, reason), number in sorted(reasons.items()):
-        program.log(f"left out of {library}: {number} {reason}", level="debug")
 
 
 if __name__ == "__main__":

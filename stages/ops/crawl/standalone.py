@@ -8,11 +8,12 @@ are folded; attributes that nothing reads any more are dropped, so that no unuse
 
 import ast
 import builtins
+import copy
 import functools
 import pathlib
 import re
 
-from tidy import Fold, Tidy
+from tidy import Fold, Tidy, listed, replace_until_stored, walk
 from torch_probe import Rejected
 
 # Arguments that the plain case does not have. They go from signatures and calls, and read as None in the body.
@@ -22,6 +23,11 @@ ABSENT = frozenset((
     "dropout", "output_router_logits", "bool_masked_pos", "interpolate_pos_encoding", "cache_params", "sliding_window",
     "softcap", "s_aux", "inputs_embeds", "past_key_values_length", "position_ids", "encoder_hidden_states", "cu_seqlens",
 ))
+ABSENT_NUMBERS = {"past_key_values_length": 0}
+# Questions about the surroundings, which a task answers with no.
+NO = re.compile(r"^is_(torchdynamo_\w+|tracing|deepspeed_\w+|fsdp_\w+|flash_attention_requested|jit_tracing|"
+                r"torch_fx_proxy|jax_\w+|(?!torch_available|vision_available)\w+_available)$")
+CONTEXTS = re.compile(r"maybe_autocast|autocast|torch\.amp|deepspeed|GatheredParameters|torch\.cuda|set_grad_enabled")
 KEPT_DECORATORS = ("staticmethod", "classmethod", "property")
 PLAIN_BASES = {"GradientCheckpointingLayer": "nn.Module"}
 LIMIT_LINES = 260
@@ -42,7 +48,11 @@ class SourceFile:
             self._register(node)
 
     def _register(self, node):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        if isinstance(node, (ast.If, ast.Try)):
+            # What is imported under a condition is there in a full installation.
+            for inner in [*node.body, *node.orelse]:
+                self._register(inner)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             self.definitions[node.name] = node
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             self.definitions[node.targets[0].id] = node
@@ -76,12 +86,19 @@ class Standalone:
         self.file = open_file(str(path))
         self.imports, self.nodes, self.order, self.reads = set(), {}, [], {}
         self.activations = None
+        # Functions that took any further keyword; what their calls give beyond the parameters goes.
+        self.open_ended = set()
 
     def build(self, class_name):
         """The source of the class with its closure; raises Rejected."""
+        self.root_name = class_name
         self._visit(class_name, self.file)
         self._prune()
-        body = "\n\n\n".join(ast.unparse(self.nodes[name]) for name in self.order if name in self.nodes)
+        if self._settle_activations():
+            self._prune()
+        # Definitions that activations brought in come before the class that they are for.
+        order = [*(name for name in self.order if name != class_name), class_name]
+        body = "\n\n\n".join(ast.unparse(self.nodes[name]) for name in order if name in self.nodes)
         if "autograd.Function" in body:
             raise Rejected("not standalone", "has a backward pass of its own")
         # What such memory holds depends on chance, so running the class could not tell for certain.
@@ -93,7 +110,7 @@ class Standalone:
 
     def import_lines(self, body):
         """Import statements for the names that are left in the source."""
-        used = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
+        used = {node.id for node in walk(ast.parse(body)) if isinstance(node, ast.Name)}
         lines = set()
         for name, module, attribute in self.imports:
             if name in used and name not in ("torch", "nn", "F"):
@@ -124,7 +141,7 @@ class Standalone:
 
     def _resolve(self, name, file):
         # Task files always import torch and nn.
-        if hasattr(builtins, name) or name in self.nodes or name in ("torch", "nn"):
+        if hasattr(builtins, name) or name in self.nodes or name in ("torch", "nn", "ACT2FN"):
             return
         if name in file.definitions:
             self._visit(name, file)
@@ -140,6 +157,10 @@ class Standalone:
                 raise Rejected("not standalone", f"needs the package {top}")
             self.imports.add((name, module, attribute))
             return
+        if attribute == "initialization":
+            # The library's wrapper skips what a checkout fills; on its own it is torch's module.
+            self.imports.add((name, "torch.nn", "init"))
+            return
         if attribute is None or name != attribute:
             raise Rejected("not standalone", f"imports `{name}` as a module or by another name")
         other = self.open_file(str(file.file_of(module)))
@@ -150,13 +171,15 @@ class Standalone:
         else:
             raise Rejected("not standalone", f"`{name}` is made at import time")
 
+    def _activation_entries(self):
+        if self.activations is None:
+            self.activations = self.open_file(str(self.root / "activations.py"))
+        table = self.activations.definitions["ACT2CLS"].value
+        return {ast.literal_eval(k): v for k, v in zip(table.keys, table.values)}
+
     def activation(self, key):
         """An expression that makes the activation of that name, as the library's table has it."""
-        if self.activations is None:
-            path = self.root / "activations.py"
-            self.activations = self.open_file(str(path))
-        table = self.activations.definitions["ACT2CLS"].value
-        entries = {ast.literal_eval(k): v for k, v in zip(table.keys, table.values)}
+        entries = self._activation_entries()
         if key not in entries:
             raise Rejected("not standalone", f"unknown activation {key!r}")
         entry = entries[key]
@@ -168,24 +191,58 @@ class Standalone:
             self._resolve(name, self.activations)
         return ast.Call(func=entry, args=[], keywords=arguments)
 
+    def _settle_activations(self):
+        """Put activations in place of their names, where only folding told the name; returns whether any was open."""
+        settle = SettleActivations(self)
+        for name, node in list(self.nodes.items()):
+            self.nodes[name] = ast.fix_missing_locations(settle.visit(node))
+        if settle.by_name:
+            self._add_activation_table()
+        return settle.found
+
+    def _add_activation_table(self):
+        """A table of the activations that the closure names, for where an argument chooses between them."""
+        texts = {item.value for node in self.nodes.values() for item in walk(node)
+                 if isinstance(item, ast.Constant) and isinstance(item.value, str)}
+        known = sorted(texts & set(self._activation_entries()))
+        if not known:
+            raise Rejected("not standalone", "its activation is not settled by the configuration")
+        makers = [ast.Lambda(args=ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[]),
+                             body=self.activation(name)) for name in known]
+        table = ast.Dict(keys=[ast.Constant(name) for name in known], values=makers)
+        self.nodes["ACT2FN"] = ast.fix_missing_locations(
+            ast.Assign(targets=[ast.Name(id="ACT2FN", ctx=ast.Store())], value=table))
+        self.order.insert(0, "ACT2FN")
+
     # -- clean-up
 
     def _prune(self):
         """Drop attributes that are set and never read, until nothing changes, then definitions without users."""
-        tidy, changed = Tidy(self.nodes, self.order[-1]), True
+        tidy, changed = Tidy(self.nodes, self.root_name), True
         while changed:
             changed = tidy.step()
-            changed |= any([prune_attributes(node, self._attributes_read()) for node in list(self.nodes.values())])
+            read = self._attributes_read()
+            changed |= any([prune_attributes(node, read) for node in list(self.nodes.values())])
             keywords = {
-                keyword.arg for node in self.nodes.values() for call in ast.walk(node) if isinstance(call, ast.Call)
+                keyword.arg for node in self.nodes.values() for call in walk(node) if isinstance(call, ast.Call)
                 for keyword in call.keywords
             }
-            for node in self.nodes.values():
-                prune_parameters(node, keywords)
+            for name, node in self.nodes.items():
+                prune_parameters(node, keywords, name == self.root_name)
+            self._drop_surplus_keywords()
             self._drop_unreachable()
 
+    def _drop_surplus_keywords(self):
+        """Calls of functions that took any keyword give only those that are still parameters."""
+        known = {name: {a.arg for a in [*node.args.args, *node.args.kwonlyargs]} for name, node in self.nodes.items()
+                 if isinstance(node, ast.FunctionDef) and name in self.open_ended}
+        for node in self.nodes.values():
+            for call in walk(node):
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in known:
+                    call.keywords = [k for k in call.keywords if k.arg in known[call.func.id]]
+
     def _drop_unreachable(self):
-        reachable, todo = set(), [self.order[-1]]
+        reachable, todo = set(), [self.root_name]
         while todo:
             name = todo.pop()
             if name in reachable:
@@ -198,13 +255,19 @@ class Standalone:
     def _attributes_read(self):
         read = set()
         for node in self.nodes.values():
-            for item in ast.walk(node):
-                of_config = isinstance(item, ast.Attribute) and ast.unparse(item.value) in ("config", "self.config")
-                if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Load) and not of_config:
+            for item in walk(node):
+                if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Load) and not is_config(item.value):
                     read.add(item.attr)
-                if isinstance(item, ast.Call) and ast.unparse(item.func) == "getattr":
+                if isinstance(item, ast.Call) and isinstance(item.func, ast.Name) and item.func.id == "getattr":
                     read.add(ast.literal_eval(item.args[1]) if isinstance(item.args[1], ast.Constant) else "")
         return read
+
+
+def is_config(node):
+    """Whether it is `config` or `self.config`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "config" and isinstance(node.value, ast.Name) and node.value.id == "self"
+    return isinstance(node, ast.Name) and node.id == "config"
 
 
 def import_line(name, module, attribute):
@@ -216,13 +279,17 @@ def import_line(name, module, attribute):
 def free_names(node):
     """Names that a definition reads and does not itself define."""
     stored, loaded = set(), set()
-    for item in ast.walk(node):
+    for item in walk(node):
         if isinstance(item, ast.Name):
             (loaded if isinstance(item.ctx, ast.Load) else stored).add(item.id)
         elif isinstance(item, ast.arg):
             stored.add(item.arg)
         elif isinstance(item, (ast.FunctionDef, ast.ClassDef)) and item is not node:
             stored.add(item.name)
+        elif isinstance(item, ast.ExceptHandler) and item.name:
+            stored.add(item.name)
+        elif isinstance(item, (ast.Import, ast.ImportFrom)):
+            stored |= {alias.asname or alias.name.split(".")[0] for alias in item.names}
     loaded -= {"self", "super"}
     return loaded - stored
 
@@ -230,7 +297,7 @@ def free_names(node):
 def prune_attributes(node, read):
     """Remove `self.x = …` where nothing reads `x`; returns whether anything went."""
     changed = False
-    for function in [item for item in ast.walk(node) if isinstance(item, ast.FunctionDef)]:
+    for function in [item for item in walk(node) if isinstance(item, ast.FunctionDef)]:
         kept = [statement for statement in function.body if not is_dead_attribute(statement, read)]
         if function.name == "extra_repr":
             kept = []
@@ -242,10 +309,15 @@ def prune_attributes(node, read):
     return changed
 
 
-def prune_parameters(node, keywords):
-    """Drop optional parameters that the body doesn't read and no call names."""
-    for function in [item for item in ast.walk(node) if isinstance(item, ast.FunctionDef)]:
-        read = {i.id for i in ast.walk(function) if isinstance(i, ast.Name) and isinstance(i.ctx, ast.Load)}
+def prune_parameters(node, keywords, is_root):
+    """Drop optional parameters of methods that the body doesn't read and no call names.
+
+    Constructors and functions are left to `Tidy`, which drops what their calls give by position as well.
+    """
+    for function in [item for item in walk(node) if isinstance(item, ast.FunctionDef)]:
+        if function is node or (function.name == "__init__" and not is_root):
+            continue
+        read = {i.id for i in walk(function) if isinstance(i, ast.Name) and isinstance(i.ctx, ast.Load)}
         arguments = function.args
         while arguments.defaults and not {arguments.args[-1].arg} & (read | keywords):
             arguments.args.pop()
@@ -272,7 +344,7 @@ class Specialise(Fold):
         node.decorator_list = []
         node.bases = [ast.parse(PLAIN_BASES.get(ast.unparse(b), ast.unparse(b)), mode="eval").body for b in node.bases]
         self.dropouts = {
-            item.targets[0].attr for item in ast.walk(node)
+            item.targets[0].attr for item in walk(node)
             if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Attribute) and is_dropout(item.value)
         }
         self.generic_visit(node)
@@ -283,16 +355,25 @@ class Specialise(Fold):
         node.decorator_list = [d for d in node.decorator_list
                                if ast.unparse(d) in KEPT_DECORATORS or ast.unparse(d).startswith("torch.no_grad")]
         node.returns = None
-        assigned = {i.id for i in ast.walk(node) if isinstance(i, ast.Name) and isinstance(i.ctx, ast.Store)}
-        outer, self.absent = self.absent, (ABSENT & {a.arg for a in ast.walk(node) if isinstance(a, ast.arg)})
-        self.absent = {name for name in self.absent if name not in assigned} if node.name != "__init__" else set()
-        self._drop_parameters(node.args)
+        assigned = {i.id for i in walk(node) if isinstance(i, ast.Name) and isinstance(i.ctx, ast.Store)}
+        outer, self.absent = self.absent, (ABSENT & {a.arg for a in walk(node) if isinstance(a, ast.arg)})
+        self.absent = self.absent if node.name != "__init__" else set()
+        is_method = bool(node.args.args) and node.args.args[0].arg in ("self", "cls")
+        made = sorted(self.absent & assigned)
+        if is_method:
+            self.absent -= assigned
+        self._drop_parameters(node.name, node.args)
+        self.absent -= assigned
+        for name in () if is_method else made:
+            begin_without(node, name)
         self.generic_visit(node)
         self.absent = outer
         node.body = shorten_docstring(flat(node.body)) or [ast.Pass()]
         return node
 
-    def _drop_parameters(self, arguments):
+    def _drop_parameters(self, name, arguments):
+        if arguments.kwarg:
+            self.closure.open_ended.add(name)
         arguments.kwarg = None
         defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + arguments.defaults
         pairs = [(a, d) for a, d in zip(arguments.args, defaults) if a.arg not in self.absent]
@@ -310,15 +391,31 @@ class Specialise(Fold):
 
     def visit_Name(self, node):
         if isinstance(node.ctx, ast.Load) and node.id in self.absent:
-            return ast.Constant(None)
+            return ast.Constant(ABSENT_NUMBERS.get(node.id))
         return node
 
     def visit_Attribute(self, node):
-        if isinstance(node.ctx, ast.Load) and ast.unparse(node.value) in ("config", "self.config"):
+        inner = node.value
+        if isinstance(node.ctx, ast.Load) and is_config(inner):
             return self._config_value(node)
-        if ast.unparse(node) == "self.training":
+        if isinstance(inner, ast.Attribute) and inner.attr.endswith("_config") and is_config(inner.value):
+            return self._nested_value(node)
+        if node.attr == "training" and isinstance(inner, ast.Name) and inner.id == "self":
             return ast.Constant(False)
         return self.generic_visit(node)
+
+    def _nested_value(self, node):
+        """`config.text_config.hidden_size` becomes `config.text_hidden_size`: one plain configuration."""
+        inner = node.value.attr
+        values = self.closure.config.get(inner, MISSING)
+        value = (values.get(node.attr, MISSING) if isinstance(values, dict) else getattr(values, node.attr, MISSING))
+        if value is MISSING:
+            raise Rejected("not standalone", f"the configuration has no `{inner}.{node.attr}`")
+        if value is None or isinstance(value, (str, bool)):
+            return ast.Constant(value)
+        name = f"{inner.removesuffix('_config')}_{node.attr}"
+        self.closure.reads[name] = value
+        return ast.Attribute(value=node.value.value, attr=name, ctx=node.ctx)
 
     def _config_value(self, node):
         value = self.closure.config.get(node.attr, MISSING)
@@ -326,6 +423,8 @@ class Specialise(Fold):
             raise Rejected("not standalone", f"the configuration has no `{node.attr}`")
         if value is None or isinstance(value, (str, bool)):
             return ast.Constant(value)
+        if node.attr.endswith("_config"):
+            raise Rejected("not standalone", f"takes the nested configuration `{node.attr}` as a whole")
         # Sizes keep the library's ratios, so what is one size there is one size in every task.
         if node.attr == "num_key_value_heads" and value == self.closure.config.get("num_attention_heads"):
             node.attr = "num_attention_heads"
@@ -340,20 +439,44 @@ class Specialise(Fold):
             return self._config_getattr(node)
         if text == "hasattr" and ast.unparse(node.args[0]) in ("config", "self.config"):
             return ast.Constant(ast.literal_eval(node.args[1]) in self.closure.config)
+        absent = text == "isinstance" and isinstance(node.args[0], ast.Name) and node.args[0].id in self.absent
+        if absent or NO.search(text) or text == "isinstance" and re.search(r"Cache\b", ast.unparse(node.args[1])):
+            return ast.Constant(False)
+        if text in ("kwargs.get", "kwargs.pop"):
+            return self.visit(node.args[1]) if len(node.args) > 1 else ast.Constant(None)
+        if text == "get_activation":
+            return self.visit(ast.Subscript(value=ast.Name(id="ACT2FN", ctx=ast.Load()), slice=node.args[0], ctx=ast.Load()))
+        if text == "apply_chunking_to_forward":
+            return self.visit(ast.Call(func=node.args[0], args=node.args[3:], keywords=[]))
         if text.endswith("functional.dropout") or text == "F.dropout":
             return self.visit(node.args[0])
         if text.startswith("self.") and text[5:] in self.dropouts:
             return self.visit(node.args[0])
-        if text.startswith("logger.") or text.startswith("warnings."):
+        if text.startswith(("logger.", "warnings.")) or text in ("torch_compilable_check", "torch._check"):
             return ast.Constant(None)
-        node.args = [a for a in node.args if not (isinstance(a, ast.Name) and a.id in self.absent)]
+        # A function, unlike a module, drops them whatever its body does, so here too where a value was made for one.
+        dropped = ABSENT if isinstance(node.func, ast.Name) else self.absent
+        node.args = [a for a in node.args if not (isinstance(a, ast.Name) and a.id in dropped)]
         node.keywords = [k for k in node.keywords if k.arg is not None and k.arg not in ABSENT]
         node = self.generic_visit(node)
         if text == "isinstance" and isinstance(node.args[0], ast.Constant) and ast.unparse(node.args[1]) == "str":
             return ast.Constant(isinstance(node.args[0].value, str))
-        if text == "is_torchdynamo_compiling":
-            return ast.Constant(False)
+        if text in ("nn.Parameter", "torch.nn.Parameter", "Parameter") and node.args:
+            node.args[0] = filled(node.args[0])
         return node
+
+    def visit_With(self, node):
+        """Contexts for other precisions or devices go, their bodies stay."""
+        if all(CONTEXTS.search(ast.unparse(item.context_expr)) for item in node.items):
+            return [item for statement in node.body for item in listed(self.visit(statement))]
+        return self.generic_visit(node)
+
+    def visit_Return(self, node):
+        """A record of named outputs becomes a tuple of those that are given."""
+        if isinstance(node.value, ast.Call) and is_record(node.value, self.file):
+            values = [keyword.value for keyword in node.value.keywords] + node.value.args
+            node = ast.Return(value=ast.Tuple(elts=values, ctx=ast.Load()) if len(values) > 1 else values[0])
+        return self.generic_visit(node)
 
     def _config_getattr(self, node):
         name = ast.literal_eval(node.args[1])
@@ -365,12 +488,24 @@ class Specialise(Fold):
         return self._config_value(ast.Attribute(value=node.args[0], attr=name, ctx=ast.Load()))
 
     def visit_Subscript(self, node):
-        if ast.unparse(node.value) == "ACT2FN":
+        text = ast.unparse(node.value)
+        if text == "ACT2FN":
             key = self.visit(node.slice)
-            if not isinstance(key, ast.Constant):
-                raise Rejected("not standalone", "its activation is not settled by the configuration")
-            return self.closure.activation(key.value)
-        return self.generic_visit(node)
+            # A name that an argument gives is known when the closure has been folded.
+            return self.closure.activation(key.value) if isinstance(key, ast.Constant) else ast.Subscript(
+                value=node.value, slice=key, ctx=node.ctx)
+        if text == "ALL_ATTENTION_FUNCTIONS":
+            return ast.Name(id="eager_attention_forward", ctx=ast.Load())
+        node = self.generic_visit(node)
+        return self._table_entry(text, node)
+
+    def _table_entry(self, text, node):
+        """The entry of a table of the file, such as the attention classes by implementation, where the key is known."""
+        table = self.file.definitions.get(text)
+        if not (isinstance(table, ast.Assign) and isinstance(table.value, ast.Dict) and isinstance(node.slice, ast.Constant)):
+            return node
+        entries = {k.value: v for k, v in zip(table.value.keys, table.value.values) if isinstance(k, ast.Constant)}
+        return copy.deepcopy(entries.get(node.slice.value, node))
 
     # -- folding: `Fold` has the rest
 
@@ -379,6 +514,51 @@ class Specialise(Fold):
         if isinstance(target, ast.Attribute) and is_dropout(node.value):
             return None
         return super().visit_Assign(node)
+
+
+class SettleActivations(ast.NodeTransformer):
+    """Replaces `ACT2FN[name]` once the name is known, and by an entry of a table where an argument gives it."""
+
+    def __init__(self, closure):
+        self.closure, self.found, self.by_name = closure, False, False
+
+    def visit_Subscript(self, node):
+        node = self.generic_visit(node)
+        if ast.unparse(node.value) != "ACT2FN":
+            return node
+        self.found = True
+        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+            return self.closure.activation(node.slice.value)
+        self.by_name = True
+        return ast.Call(func=node, args=[], keywords=[])
+
+
+def begin_without(function, name):
+    """A dropped parameter that the body assigns: it is None until then."""
+    replace_until_stored(function, name, ast.Constant(ABSENT_NUMBERS.get(name)))
+    if any(isinstance(i, ast.Name) and i.id == name and isinstance(i.ctx, ast.Load) for i in walk(function)):
+        function.body.insert(0, ast.parse(f"{name} = {ABSENT_NUMBERS.get(name)}").body[0])
+
+
+def filled(value):
+    """Values for a parameter that the library makes empty and its models fill: normal with the usual deviation."""
+    made = value
+    while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr in ("float", "to"):
+        made = made.func.value
+    if not (isinstance(made, ast.Call) and ast.unparse(made.func) in ("torch.empty", "torch.Tensor", "torch.FloatTensor")):
+        return value
+    call = ast.Call(func=ast.parse("torch.randn", mode="eval").body, args=made.args, keywords=[
+        k for k in made.keywords if k.arg not in ("dtype", "device")])
+    return ast.BinOp(left=ast.Constant(0.02), op=ast.Mult(), right=call)
+
+
+def is_record(call, file):
+    """Whether a call makes one of the library's records of outputs, which are dataclasses."""
+    name = ast.unparse(call.func)
+    definition = file.definitions.get(name)
+    own = isinstance(definition, ast.ClassDef) and any(
+        ast.unparse(base).endswith(("ModelOutput", "Output", "OutputWithPast")) for base in definition.bases)
+    return bool(call.keywords or call.args) and (own or bool(re.match(r"(BaseModel|Seq2Seq|Causal)\w*Output", name)))
 
 
 MISSING = object()

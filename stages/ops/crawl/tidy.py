@@ -8,12 +8,28 @@ see every use of a name, it does nothing.
 
 import ast
 import copy
+import re
 
 import torch
 
 # Who subclasses a module may mean torch to call these.
 MODULE_NAMES = frozenset(dir(torch.nn.Module))
+ACTIVATION = re.compile(r"^(hidden_)?act(ivation)?(_fn|_function|_name|_type)?$")
 ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Pow)
+
+
+def walk(tree):
+    """All nodes below and with one, as `ast.walk` gives them but for contexts, in another order and in half the time."""
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        yield node
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, list):
+                todo += [item for item in value if isinstance(item, ast.AST)]
+            elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+                todo.append(value)
 
 
 def listed(result):
@@ -64,13 +80,13 @@ class Fold(ast.NodeTransformer):
         return values[0] if len(values) == 1 else ast.BoolOp(op=node.op, values=values)
 
     def visit_IfExp(self, node):
-        node.test = self.visit(node.test)
+        node.test = decided(self.visit(node.test))
         if isinstance(node.test, ast.Constant):
             return self.visit(node.body if node.test.value else node.orelse)
         return self.generic_visit(node)
 
     def visit_If(self, node):
-        node.test = self.visit(node.test)
+        node.test = decided(self.visit(node.test))
         if isinstance(node.test, ast.Constant):
             chosen = node.body if node.test.value else node.orelse
             return [item for statement in chosen for item in listed(self.visit(statement))] or None
@@ -90,6 +106,15 @@ class Fold(ast.NodeTransformer):
         if len(node.targets) == 1 and ast.unparse(node.targets[0]) == ast.unparse(node.value):
             return None
         return node
+
+
+def decided(test):
+    """A condition's constant where one of its parts settles it, whatever the others are; else the condition."""
+    if isinstance(test, ast.BoolOp) and all(is_pure(value) for value in test.values):
+        decisive = isinstance(test.op, ast.Or)
+        if any(isinstance(value, ast.Constant) and bool(value.value) == decisive for value in test.values):
+            return ast.Constant(decisive)
+    return test
 
 
 def is_boolean(node):
@@ -152,11 +177,11 @@ class Tidy:
         if not isinstance(node, ast.ClassDef) or self._has_relatives(node):
             return {}
         stores = {}
-        for item in ast.walk(node):
+        for item in walk(node):
             if isinstance(item, ast.Attribute) and not isinstance(item.ctx, ast.Load):
                 stores.setdefault(item.attr, []).append(item)
         found = {}
-        for item in ast.walk(node):
+        for item in walk(node):
             if not (isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Attribute)):
                 continue
             target = item.targets[0]
@@ -193,7 +218,7 @@ class Tidy:
         owners = []
         for site in sites:
             owner = next((name for name, node in self.nodes.items() if isinstance(node, ast.ClassDef)
-                          and any(item is site for item in ast.walk(node))), None)
+                          and any(item is site for item in walk(node))), None)
             if owner is None or not site.args or ast.unparse(site.args[0]) != "self":
                 return None
             owners.append(owner)
@@ -205,7 +230,7 @@ class Tidy:
         """Every call of a definition, or None where it is used in another way or called with unpacked arguments."""
         calls, reads = [], 0
         for node in self.nodes.values():
-            for item in ast.walk(node):
+            for item in walk(node):
                 if isinstance(item, ast.arg) and item.arg == name:
                     return None
                 if isinstance(item, ast.Name) and item.id == name:
@@ -224,14 +249,19 @@ class Tidy:
         if isinstance(node, ast.ClassDef):
             function, first = next((f for f in functions(node) if f.name == "__init__"), None), 1
             forward = next((f for f in functions(node) if f.name == "forward"), None)
-            if name == self.root and forward is not None:
-                settle_flags(forward, keep=2)
+            if forward is not None and name == self.root:
+                settle_defaults(forward, keep=2)
+                settle_given(forward)
+            elif forward is not None:
+                self._settle_forward(name, forward)
         if not isinstance(function, ast.FunctionDef) or function.args.vararg:
             return
         if name == self.root:
             # How the task calls it is decided later, and by name: numbers are given, flags are not.
             settle_flags(function, keep=1)
-            remove_parameters(function, first, [], lambda argument: argument == "layer_idx")
+            settle_activation(function)
+            remove_parameters(function, first, [],
+                              lambda argument: argument == "layer_idx" or ACTIVATION.search(argument))
             return
         sites = self._sites(name)
         if not sites:
@@ -240,14 +270,44 @@ class Tidy:
         self._drop_none_checks(function, first, sites)
         remove_parameters(function, first, sites, lambda argument: True)
 
+    def _settle_forward(self, name, forward):
+        """What every call of the modules of one class gives alike, where each is an attribute that is only called."""
+        sites = self._module_calls(name)
+        if sites and not forward.args.vararg:
+            self._settle_common(forward, 1, sites)
+            remove_parameters(forward, 1, sites, lambda argument: True)
+
+    def _module_calls(self, name):
+        """Calls of `self.x` for all `x` that are modules of this class; None where one may be called elsewhere."""
+        if self._has_relatives(self.nodes[name]):
+            return None
+        made, uses, calls = 0, 0, []
+        for owner in self.nodes.values():
+            items = list(walk(owner))
+            uses += sum(isinstance(item, ast.Name) and item.id == name for item in items)
+            stores = [item for item in items if is_attribute_of(item, name)]
+            if not stores:
+                continue
+            made += len(stores)
+            attributes = {item.targets[0].attr for item in stores}
+            touched = [item for item in items if own_attribute(item) in attributes]
+            called = [item for item in items if isinstance(item, ast.Call) and own_attribute(item.func) in attributes]
+            # Each is stored where the class is made, and else only called.
+            if len(touched) != len(stores) + len(called):
+                return None
+            calls += called
+        unpacked = any(isinstance(a, ast.Starred) for c in calls for a in c.args) or any(
+            keyword.arg is None for call in calls for keyword in call.keywords)
+        return None if uses != made or unpacked else calls
+
     def _settle_common(self, function, first, sites):
         """Replace a parameter that every call gives the same constant."""
         for argument in [*function.args.args[first:], *function.args.kwonlyargs]:
             values = [value_at(site, function, first, argument.arg) for site in sites]
             settled = all(value is not None and is_settled(value) for value in values)
             alike = settled and all(same(value.value, values[0].value) for value in values)
-            if alike and argument.arg not in stored_names(function):
-                replace_in_body(function, {argument.arg: values[0]})
+            if alike:
+                replace_until_stored(function, argument.arg, values[0])
 
     def _drop_none_checks(self, function, first, sites):
         """Drop `if p is None: p = …` where every call gives an attribute that holds a product."""
@@ -266,8 +326,8 @@ class Tidy:
     def _is_product(self, site, value):
         if not (isinstance(value, ast.Attribute) and ast.unparse(value.value) == "self"):
             return False
-        owner = next(node for node in self.nodes.values() if any(item is site for item in ast.walk(node)))
-        stores = [item for item in ast.walk(owner) if isinstance(item, ast.Assign)
+        owner = next(node for node in self.nodes.values() if any(item is site for item in walk(node)))
+        stores = [item for item in walk(owner) if isinstance(item, ast.Assign)
                   and any(ast.unparse(target) == ast.unparse(value) for target in item.targets)]
         return bool(stores) and all(
             isinstance(item.value, ast.BinOp) and isinstance(item.value.op, ARITHMETIC) for item in stores)
@@ -286,7 +346,7 @@ class Tidy:
                     InlineIdentity(name).visit(other)
 
     def _drop_unread_methods(self):
-        items = [item for node in self.nodes.values() for item in ast.walk(node)]
+        items = [item for node in self.nodes.values() for item in walk(node)]
         read = {item.attr for item in items if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Load)}
         if any(isinstance(item, ast.Name) and item.id == "getattr" for item in items):
             return
@@ -313,8 +373,8 @@ def same(first, second):
 
 
 def is_settled(node):
-    """Flags, None and one: what selects a case. Other numbers are better read under their names."""
-    return isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool)
+    """Flags, names, None and one: what selects a case. Other numbers are better read under their names."""
+    return isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, (bool, str))
                                                or same(node.value, 1))
 
 
@@ -326,11 +386,11 @@ def functions(node):
 
 
 def stored_names(node):
-    return [item.id for item in ast.walk(node) if isinstance(item, ast.Name) and not isinstance(item.ctx, ast.Load)]
+    return [item.id for item in walk(node) if isinstance(item, ast.Name) and not isinstance(item.ctx, ast.Load)]
 
 
 def read_names(node):
-    return {item.id for item in ast.walk(node) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Load)}
+    return {item.id for item in walk(node) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Load)}
 
 
 def without_docstring(body):
@@ -360,13 +420,75 @@ def value_at(site, function, first, name):
     return given.get(name, defaults_of(function).get(name))
 
 
+def own_attribute(node):
+    """The name of an attribute of self, or None."""
+    own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    return node.attr if own else None
+
+
+def is_attribute_of(node, class_name):
+    """Whether it is `self.x = Name(...)`."""
+    return (isinstance(node, ast.Assign) and len(node.targets) == 1 and own_attribute(node.targets[0]) is not None
+            and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == class_name)
+
+
+def replace_until_stored(function, name, value):
+    """Put a value in place of a parameter up to the statement that first assigns it."""
+    for index, statement in enumerate(function.body):
+        if name not in stored_names(statement):
+            function.body[index] = Replace({name: value}).visit(statement)
+            continue
+        # What an assignment reads, and a condition, still see the parameter.
+        for field in ("value", "test"):
+            inner = getattr(statement, field, None)
+            if isinstance(inner, ast.expr) and not isinstance(statement, (ast.While, ast.AugAssign)):
+                setattr(statement, field, Replace({name: value}).visit(inner))
+        break
+
+
+def settle_defaults(function, keep):
+    """Put the default in place of what the task's call doesn't give: all optional arguments but rotary angles."""
+    kept = {argument.arg for argument in function.args.args[:keep]} | {"position_embeddings"}
+    for name, value in defaults_of(function).items():
+        if name not in kept and isinstance(value, ast.Constant):
+            replace_until_stored(function, name, value)
+
+
+def settle_given(forward):
+    """The first argument is always given, so it is never None."""
+    name = forward.args.args[1].arg if len(forward.args.args) > 1 else None
+    if name and name not in stored_names(forward):
+        forward.body = [NeverNone(name).visit(statement) for statement in forward.body]
+
+
+class NeverNone(ast.NodeTransformer):
+    """Decides comparisons of one name with None."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def visit_Compare(self, node):
+        node = self.generic_visit(node)
+        own = isinstance(node.left, ast.Name) and node.left.id == self.name and len(node.ops) == 1
+        none = own and isinstance(node.comparators[0], ast.Constant) and node.comparators[0].value is None
+        return ast.Constant(isinstance(node.ops[0], ast.IsNot)) if none else node
+
+
 def settle_flags(function, keep):
     """Put a flag's default in place of a parameter of the class that a task makes, which never gives flags."""
     kept = {argument.arg for argument in function.args.args[:keep]} | {"position_embeddings"}
     stored = stored_names(function)
     defaults = {name: value for name, value in defaults_of(function).items() if name not in kept
-                and isinstance(value, ast.Constant) and isinstance(value.value, bool) and name not in stored}
+                and isinstance(value, ast.Constant) and isinstance(value.value, (bool, str)) and name not in stored}
     replace_in_body(function, defaults)
+
+
+def settle_activation(function):
+    """Name the activation of the class that a task makes: its default, or GELU where it has to be given."""
+    defaults = defaults_of(function)
+    for argument in function.args.args:
+        if ACTIVATION.search(argument.arg) and argument.arg not in stored_names(function):
+            replace_in_body(function, {argument.arg: defaults.get(argument.arg, ast.Constant("gelu"))})
 
 
 def remove_parameters(function, first, sites, allowed):
@@ -389,13 +511,13 @@ def is_pure(node):
     """Whether evaluating it does nothing but give a value."""
     allowed = (ast.Constant, ast.Name, ast.Attribute, ast.Tuple, ast.BinOp, ast.UnaryOp, ast.Compare, ast.operator,
                ast.unaryop, ast.cmpop, ast.expr_context, ast.Subscript, ast.Slice)
-    return all(isinstance(item, allowed) for item in ast.walk(node))
+    return all(isinstance(item, allowed) for item in walk(node))
 
 
 def inline_second_names(function):
     """`a = b` where neither is ever assigned again: `b` is read in place of `a`."""
-    parameters = {item.arg for item in ast.walk(function) if isinstance(item, ast.arg)}
-    nested = any(isinstance(item, (ast.FunctionDef, ast.Lambda)) and item is not function for item in ast.walk(function))
+    parameters = {item.arg for item in walk(function) if isinstance(item, ast.arg)}
+    nested = any(isinstance(item, (ast.FunctionDef, ast.Lambda)) and item is not function for item in walk(function))
     for statement in [] if nested else list(function.body):
         if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1
                 and isinstance(statement.targets[0], ast.Name) and isinstance(statement.value, ast.Name)):
@@ -410,7 +532,7 @@ def inline_second_names(function):
 def drop_dead_statements(function):
     """Drop what follows a return, and assignments of mere values to names that nobody reads."""
     read = read_names(function)
-    for item in ast.walk(function):
+    for item in walk(function):
         for field in ("body", "orelse"):
             block = getattr(item, field, None)
             if not isinstance(block, list):
@@ -430,6 +552,6 @@ def is_unread(statement, read):
 
 
 def fill_empty_bodies(node):
-    for item in ast.walk(node):
+    for item in walk(node):
         if isinstance(getattr(item, "body", None), list) and not item.body:
             item.body = [ast.Pass()]

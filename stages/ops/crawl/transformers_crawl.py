@@ -1,119 +1,205 @@
 """Finds model pieces in the installed transformers and turns each into standalone source.
 
-Modeling files are parsed, not imported; only a model's configuration class is imported, for its default values. Each
-candidate is made into source by `standalone`, and a `usage` (below) says how a task constructs and calls it. A child
-process in which the library can't be imported then runs every candidate; only those that pass are kept.
+Modeling files are parsed, not imported; only configuration classes are imported, for their default values. Each
+candidate is made into source by `standalone`, and a `usage` (below) says how a task constructs and calls it. Child
+processes in which the library can't be imported then run every candidate (`validation`); only those that pass are kept.
 
 A usage of a transformers class:
 
     class       the name of the class in the source
     imports     import lines beside torch
     config      attribute -> value, or null where the class takes no configuration
-    sizes       attribute or argument -> {"base": its value at the library's default width, "kind"}
+    sizes       attribute or argument -> {"kind", "ratio" to the width, or "base", the value of a given one}
     arguments   constructor arguments as text, by name
-    inputs      [{"name", "shape": [expressions over the sizes, `batch`, `tokens`], "fill"}]
+    inputs      [{"name", "shape": [extents: sizes, `batch`, `tokens`, `side`, …], "fill": randn, rand or index:SIZE}]
+    rotary      3 or 2 where the call takes `self.cos` and `self.sin`, buffers of that rank; absent elsewhere
     call        the call, over the inputs' names
     result      index into a returned tuple, or null
 """
 
 import ast
-import importlib
-import json
-import os
+import functools
+import itertools
 import pathlib
 import re
-import subprocess
-import sys
 
-from standalone import SourceFile, Standalone
+import call_forms
+from standalone import SourceFile, Standalone, parse_file
 from torch_probe import Rejected
+from validation import validate
 
-WIDTH_NAMES = ("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "hidden_dim", "emb_dim")
-SCALED = re.compile(r"hidden|intermediate|ffn|inner|d_model|d_ff|embd|embed_dim|emb_dim|mlp_dim|width|lora_rank|key_size|value_size|attention_dim")
-HEADS = re.compile(r"(num|n)_?(\w+_)?(attention_|key_value_|kv_|encoder_attention_)?heads?$|num_key_value_heads")
+# Searched first, so that a short crawl finds well-known models; the other folders follow by name.
+PREFERRED = (
+    "llama", "bert", "gpt2", "t5", "qwen2", "gemma", "mixtral", "vit", "clip", "convnext", "phi", "olmo2", "albert",
+    "dinov2", "swin", "gpt_neox", "bloom", "gptj", "cohere", "starcoder2", "fnet", "wav2vec2", "siglip", "mobilevit",
+)
 NOT_PIECES = re.compile(r"PreTrainedModel$|For[A-Z]|Model$|Encoder$|Decoder$|Stack$|RotaryEmbedding|Backbone|Cache|Output$"
                         r"(?<!SelfOutput)|DropPath|Loss")
-WIDTH = 256
-INNER = ("(d_ff|intermediate|ffn|inner|mlp_dim)", "width inside")
+BASES = {"nn.Module", "torch.nn.Module", "GradientCheckpointingLayer", "nn.LayerNorm", "nn.Conv1d", "nn.Conv2d",
+         "nn.Linear"}
+# Sizes that a task keeps small: they would only add weights that hardly any of the work reads.
+CAPS = (
+    (re.compile(r"vocab_size$"), 4096),
+    (re.compile(r"max_position_embeddings$|^n_positions$|^n_ctx$|^max_(source|target)_positions$|^max_seq_len\w*$"), 512),
+    (re.compile(r"^(num|n)_(local_|routed_)?experts$"), 8),
+)
+FOLDERS_AT_ONCE = 4
+# One source may stand for several classes; where it fails with one model's sizes, so many more are tried.
+REPRESENTATIVES = 3
 
 
-def crawl_transformers(models, maximum):
-    """Returns `(kept, left_out)`: lists of dicts."""
-    import transformers
+def crawl_transformers(models, maximum, processes=1, run=map):
+    """Returns `(kept, left_out)`: lists of dicts. No models are all of them, and a maximum of 0 is none.
 
-    root = pathlib.Path(transformers.__file__).parent
-    files, candidates, left_out, seen = {}, [], [], {}
-
-    def open_file(path):
-        if path not in files:
-            files[path] = SourceFile(path, root)
-        return files[path]
-
-    for path, name, node in discover(root, models):
-        operator = ".".join(path.relative_to(root.parent).with_suffix("").parts) + "." + name
-        try:
-            candidate = prepare(path, root, name, node, open_file, transformers.__version__)
-            shape = anonymous(candidate["variants"][0]["body"], path.parent.name)
-            twin = seen.setdefault(shape, operator)
-            if twin != operator:
-                raise Rejected("same source", twin)
-            candidates.append({"operator": operator, **candidate})
-        except Rejected as rejection:
-            left_out.append(refusal(operator, rejection.reason, rejection.detail))
-    kept, failed = validate(candidates)
-    left_out += failed
-    left_out += [refusal(row["operator"], "over the maximum", f"max_transformers is {maximum}") for row in
-                 kept[maximum:]]
+    `run` applies a function to many items in order, like `map`. With a maximum the folders are taken a few at a time,
+    until it is reached; the result is the same as if all of them had been searched.
+    """
+    root = library_root()
+    folders = list(models) or all_folders(root)
+    groups = [folders[i:i + FOLDERS_AT_ONCE] for i in range(0, len(folders), FOLDERS_AT_ONCE)] if maximum else [folders]
+    kept, left_out, seen = [], [], {}
+    for group in groups:
+        prepared = list(itertools.chain.from_iterable(run(prepare_folder, group)))
+        found, refused = keep(prepared, seen, processes)
+        kept += found
+        left_out += refused
+        if maximum and len(kept) >= maximum:
+            break
+    if not maximum:
+        return kept, left_out
+    left_out += [refusal(row["operator"], "over the maximum", f"max_transformers is {maximum}")
+                 for row in kept[maximum:]]
     return kept[:maximum], left_out
+
+
+def keep(prepared, seen, processes):
+    """The candidates of some folders that pass, one for each source, and why the others are left out."""
+    left_out = [refusal(item["operator"], *item["refused"]) for item in prepared if "refused" in item]
+    twins = {}
+    for item in prepared:
+        if "refused" not in item:
+            twins.setdefault(item["shape"], []).append(item)
+    verdicts = {}
+    open_shapes = [shape for shape in twins if shape not in seen]
+    for attempt in range(REPRESENTATIVES):
+        chosen = [(shape, twins[shape][attempt]) for shape in open_shapes if attempt < len(twins[shape])]
+        for (shape, item), verdict in zip(chosen, validate([item for _, item in chosen], processes)):
+            verdicts[item["operator"]] = verdict
+            if verdict["usage"] is not None:
+                seen[shape] = item["operator"]
+        open_shapes = [shape for shape in open_shapes if shape not in seen]
+    kept = []
+    for shape, items in twins.items():
+        for item in items:
+            verdict = verdicts.get(item["operator"])
+            if verdict and verdict["usage"] is not None:
+                kept.append(row_of(item, verdict))
+            elif verdict:
+                left_out.append(refusal(item["operator"], verdict["reason"], verdict["detail"]))
+            else:
+                left_out.append(refusal(item["operator"], "same source", seen.get(shape, items[0]["operator"])))
+    order = {item["operator"]: place for place, item in enumerate(prepared)}
+    return (sorted(kept, key=lambda row: order[row["operator"]]),
+            sorted(left_out, key=lambda row: order[row["operator"]]))
+
+
+def row_of(item, verdict):
+    return {
+        "operator": item["operator"], "qualified": item["operator"], "library": "transformers",
+        "family": "transformers", "version": item["version"], "path": item["path"],
+        "summary": f"{item['operator'].rsplit('.', 1)[-1]} of transformers", "usages": [verdict["usage"]],
+        "source": item["body"],
+    }
 
 
 def refusal(operator, reason, detail):
     return {"operator": operator, "library": "transformers", "reason": reason, "detail": detail}
 
 
-def discover(root, models):
-    """Module classes of the models' modeling files, in the order of the list: `(path, name, node)`."""
-    for model in models:
-        folder = root / "models" / model
-        for path in sorted(folder.glob("modeling_*.py")):
-            if path.name.startswith(("modeling_tf_", "modeling_flax_")):
-                continue
-            for node in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.ClassDef) and is_piece(node):
-                    yield path, node.name, node
+# ---- what there is
+
+@functools.cache
+def library_root():
+    import transformers
+
+    return pathlib.Path(transformers.__file__).parent
+
+
+@functools.cache
+def library_version():
+    import transformers
+
+    return transformers.__version__
+
+
+@functools.cache
+def open_file(path):
+    return SourceFile(path, library_root())
+
+
+def all_folders(root):
+    found = sorted(path.parent.name for path in root.glob("models/*/__init__.py"))
+    return [*(name for name in PREFERRED if name in found), *(name for name in found if name not in PREFERRED)]
+
+
+def discover(root, model):
+    """Module classes of a model's modeling files: `(path, node)`."""
+    for path in sorted((root / "models" / model).glob("modeling_*.py")):
+        if path.name.startswith(("modeling_tf_", "modeling_flax_")):
+            continue
+        for node in parse_file(str(path)).body:
+            if isinstance(node, ast.ClassDef) and is_piece(node):
+                yield path, node
 
 
 def is_piece(node):
     bases = {ast.unparse(base) for base in node.bases}
-    return bool(bases & {"nn.Module", "GradientCheckpointingLayer"}) and not NOT_PIECES.search(node.name)
+    return bool(bases & BASES) and not NOT_PIECES.search(node.name)
 
 
-def prepare(path, root, name, node, open_file, version):
+def prepare_folder(model):
+    """Candidates of one folder, and refusals, as plain values that another process can send."""
+    root = library_root()
+    found = []
+    for path, node in discover(root, model):
+        operator = ".".join(path.relative_to(root.parent).with_suffix("").parts) + "." + node.name
+        try:
+            found.append({"operator": operator, **prepare(path, root, node)})
+        except Rejected as rejection:
+            found.append({"operator": operator, "refused": (rejection.reason, rejection.detail)})
+        # Source of any form comes in here, and one class must not lose the others.
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+            found.append({"operator": operator, "refused": ("not standalone", f"can't be rewritten: {message}")})
+    # The trees of a folder are of no use to the next one, and there are many.
+    parse_file.cache_clear()
+    open_file.cache_clear()
+    return found
+
+
+# ---- one candidate
+
+def prepare(path, root, node):
     """A candidate: its source and the usages to try."""
     forward, init = method(node, "forward"), method(node, "__init__")
     if forward is None:
         raise Rejected("no recipe", "has no forward of its own")
-    config = configuration(path, init)
-    closure = Standalone(path, root, config or {}, open_file)
-    body = closure.build(name)
+    closure, config = specialised(path, root, node, init)
+    body = closure.body
     if re.search(r"num_hidden_layers|num_layers\b", body):
         raise Rejected("whole model", "builds a stack of layers")
     reads = {k: v for k, v in closure.reads.items() if re.search(rf"\.{k}\b|'{k}'", body)}
     module = ast.parse(body).body[-1]
-    variants = []
-    widths = [*reads, *(argument for argument, _ in init_arguments(method(module, "__init__")))]
-    width = next((known for known in WIDTH_NAMES if known in widths), "width")
-    for inputs, call in call_forms(method(module, "forward"), reads, width):
-        usage = {
-            "class": name, "imports": closure.import_lines(body), "inputs": inputs, "call": call,
-            "config": literal_config(reads) if config is not None else None,
-            **constructor(method(module, "__init__"), reads, inputs),
-        }
-        variants.append({"body": body, "usage": usage})
+    make = call_forms.constructor(method(module, "__init__"), reads)
+    usages = []
+    for form in call_forms.forms(method(module, "forward"), make["sizes"]):
+        usages.append({
+            "class": node.name, "imports": closure.import_lines(body),
+            "config": literal_config(reads) if config else None, **call_forms.combined(make, form),
+        })
     return {
-        "qualified": f"{'.'.join(path.relative_to(root.parent).with_suffix('').parts)}.{name}",
-        "library": "transformers", "family": "transformers", "variants": variants, "version": version,
-        "path": str(path.relative_to(root.parent)), "summary": f"{name} of transformers",
+        "body": body, "usages": usages, "version": library_version(), "path": str(path.relative_to(root.parent)),
+        "shape": anonymous(body),
     }
 
 
@@ -121,35 +207,99 @@ def method(node, name):
     return next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == name), None)
 
 
-def configuration(path, init):
-    """Default values of the configuration class that the constructor names, or None where it takes none."""
-    if init is None or "config" not in [a.arg for a in init.args.args]:
-        return None
-    argument = next(a for a in init.args.args if a.arg == "config")
-    folder = path.parent
-    named = ast.unparse(argument.annotation).strip("'\"") if argument.annotation else None
-    for file in sorted(folder.glob("configuration_*.py")):
-        classes = [n.name for n in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(n, ast.ClassDef)]
-        chosen = named if named in classes else next((n for n in classes if n.endswith("Config")), None)
-        if chosen is None:
-            continue
+def specialised(path, root, node, init):
+    """The closure of a class with the first of its model's configurations that has all that it reads."""
+    refusal = None
+    for config in configurations(path, node.name, init):
+        closure = Standalone(path, root, config or {}, open_file)
         try:
-            module = importlib.import_module(f"transformers.models.{folder.name}.{file.stem}")
-            config = getattr(module, chosen)()
-            values = config.to_dict()
-            values |= {alias: getattr(config, alias) for alias in config.attribute_map}
-        except Exception as error:
-            raise Rejected("no configuration", f"{type(error).__name__}: {error}"[:160]) from error
-        values |= {"_attn_implementation": "eager", "head_dim": values.get("head_dim", getattr(config, "head_dim", None))}
-        if values["head_dim"] is None:
-            del values["head_dim"]
-        return {key: without_dropout(key, value) for key, value in values.items()}
-    raise Rejected("no configuration", "its model has no configuration class")
+            closure.body = closure.build(node.name)
+            return closure, config
+        except Rejected as rejection:
+            refusal = refusal or rejection
+            if "the configuration has no" not in rejection.detail:
+                break
+    raise refusal
 
 
-def without_dropout(key, value):
-    """Rates of everything random are zero in a task."""
-    return 0.0 if isinstance(value, float) and re.search(r"drop|pdrop|jitter|noise", key) else value
+def configurations(path, class_name, init):
+    """Configurations to try: the one that the constructor's annotation names, then those with a name like the class's.
+
+    A single None where the class takes none.
+    """
+    argument = next((a for a in init.args.args if a.arg == "config"), None) if init else None
+    if argument is None:
+        return [None]
+    names = [(file, name) for file in sorted(path.parent.glob("configuration_*.py")) for name in config_classes(file)]
+    annotation = ast.unparse(argument.annotation).strip("'\"") if argument.annotation else ""
+    ranked = sorted(names, key=lambda item: (item[1] not in annotation.split(" | "),
+                                             -alike(item[1].removesuffix("Config"), class_name)))
+    if not ranked:
+        raise Rejected("no configuration", "its model has no configuration class")
+    found, failure = [], None
+    for file, name in ranked[:4]:
+        try:
+            found.append(configuration(path.parent.name, file.stem, name))
+        except Rejected as rejection:
+            failure = failure or rejection
+    if not found:
+        raise failure
+    return found
+
+
+@functools.cache
+def config_classes(file):
+    nodes = ast.parse(file.read_text(encoding="utf-8")).body
+    return [n.name for n in nodes if isinstance(n, ast.ClassDef) and n.name.endswith("Config")]
+
+
+def alike(first, second):
+    """Length of the common beginning."""
+    return next((i for i, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
+
+
+class Configuration:
+    """Default values of a configuration class; what is computed is asked of the object itself."""
+
+    def __init__(self, config):
+        self.config = config
+        self.values = config.to_dict() | {"_attn_implementation": "eager"}
+
+    def get(self, name, default=None):
+        value = self.values.get(name, default)
+        if name not in self.values and not name.startswith("_"):
+            try:
+                value = getattr(self.config, name, default)
+            # What a configuration computes may fail in any way, and then it doesn't have it.
+            except Exception:
+                return default
+            if callable(value):
+                return default
+        return plain_value(name, value)
+
+    def __contains__(self, name):
+        return self.get(name, self) is not self
+
+
+@functools.cache
+def configuration(folder, stem, name):
+    import importlib
+
+    try:
+        module = importlib.import_module(f"transformers.models.{folder}.{stem}")
+        return Configuration(getattr(module, name)())
+    # A library's own code may fail with anything.
+    except Exception as error:
+        raise Rejected("no configuration", f"{type(error).__name__}: {error}".splitlines()[0][:160]) from error
+
+
+def plain_value(name, value):
+    """Rates of everything random are zero in a task, and tables that only cost memory are small."""
+    if isinstance(value, float) and re.search(r"drop|pdrop|jitter|noise", name):
+        return 0.0
+    if isinstance(value, int) and not isinstance(value, bool):
+        return next((min(value, most) for pattern, most in CAPS if pattern.search(name)), value)
+    return value
 
 
 def literal_config(reads):
@@ -161,90 +311,7 @@ def literal_config(reads):
     return dict(reads)
 
 
-def constructor(init, reads, inputs):
-    """Constructor arguments and the sizes that they and the configuration are given."""
-    arguments, sizes = {}, {}
-    base = next((reads[name] for name in WIDTH_NAMES if isinstance(reads.get(name), int)), None)
-    for key, value in reads.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            continue
-        if HEADS.search(key):
-            sizes[key] = {"kind": "heads", "ratio": value * 64 / base if base else None, "base": value}
-        elif SCALED.search(key) and base and value >= 16:
-            sizes[key] = {"kind": "width", "ratio": value / base}
-        elif key == "head_dim":
-            sizes[key] = {"kind": "head_dim"}
-    for argument, required in init_arguments(init):
-        if argument == "config":
-            arguments["config"] = "config"
-        elif argument in WIDTH_NAMES or argument in ("normalized_shape", "input_dim", "in_features"):
-            arguments[argument] = argument
-            sizes[argument] = {"kind": "width", "ratio": 1.0}
-        elif re.search(INNER[0], argument) and required:
-            arguments[argument] = argument
-            sizes[argument] = {"kind": "width", "ratio": 4.0}
-        elif HEADS.search(argument) and required:
-            arguments[argument] = argument
-            sizes[argument] = {"kind": "heads", "ratio": 1.0, "base": 8}
-        elif argument == "layer_idx" and required:
-            arguments[argument] = "0"
-        elif required:
-            raise Rejected("no recipe", f"no recipe for constructor argument `{argument}`")
-    if any(size["kind"] == "heads" for size in sizes.values()):
-        largest = max(size["base"] for size in sizes.values() if size["kind"] == "heads")
-        for size in sizes.values():
-            if size["kind"] == "heads":
-                size["ratio"] = size.pop("base") / largest
-    if not any(size["kind"] == "width" for size in sizes.values()):
-        free = {name for item in inputs for extent in item["shape"] for name in re.findall(r"[a-z_]+", extent)}
-        if free & {"width", "inner"}:
-            sizes["width"] = {"kind": "free", "ratio": 1.0}
-    return {"arguments": arguments, "sizes": sizes}
-
-
-def init_arguments(init):
-    if init is None:
-        return []
-    defaults = len(init.args.args) - len(init.args.defaults)
-    return [(a.arg, index < defaults) for index, a in enumerate(init.args.args)][1:]
-
-
-STREAMS = (
-    ["batch", "tokens", "width"], ["batch", "tokens", "inner"], ["batch", "width", "side", "side"],
-    ["batch", "3", "image", "image"], ["batch", "width", "tokens"],
-)
-
-
-def call_forms(forward, reads, width):
-    """Every way to call the class that is worth a try: `(inputs, call)`."""
-    names = [a.arg for a in forward.args.args][1:]
-    required = names[: len(names) - len(forward.args.defaults)]
-    if not names:
-        raise Rejected("no recipe", "its forward takes nothing")
-    rotary = "position_embeddings" in names
-    inner = next((name for name in reads if re.search(INNER[0], name)), None)
-    for stream in STREAMS:
-        if ("inner" in stream and inner is None) or ("image" in stream and not re.search("pixel", names[0])):
-            continue
-        shape = [{"inner": inner, "width": width}.get(extent, extent) for extent in stream]
-        inputs = [{"name": names[0], "shape": shape, "fill": "randn"}]
-        call = [names[0]]
-        for name in required[1:]:
-            if name == "position_embeddings":
-                continue
-            if not re.search(r"input_tensor|residual|key_value_states|hidden_states|gate|shortcut|query|key|value", name):
-                raise Rejected("no recipe", f"no recipe for argument `{name}`")
-            peer = [width if extent == inner else extent for extent in shape]
-            inputs.append({"name": name, "shape": peer, "fill": "randn"})
-            call.append(name)
-        if rotary:
-            angles = ["1", "tokens", "head"]
-            inputs += [{"name": name, "shape": angles, "fill": "rand"} for name in ("cos", "sin")]
-            call.append("position_embeddings=(cos, sin)")
-        yield inputs, ", ".join(call)
-
-
-def anonymous(body, model):
+def anonymous(body):
     """The source without the model's name, so that copies of one class under several names are found."""
     tree = ast.parse(body)
     names = {node.name: f"c{index}" for index, node in enumerate(tree.body) if hasattr(node, "name")}
@@ -256,27 +323,3 @@ def anonymous(body, model):
             if node.body and isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant):
                 node.body = node.body[1:] or [ast.Pass()]
     return ast.unparse(tree)
-
-
-def validate(candidates):
-    """Run every candidate in a child process that can't import the library."""
-    child = pathlib.Path(__file__).with_name("validate_standalone.py")
-    document = json.dumps([{"operator": c["operator"], "variants": c["variants"], "path": c["path"],
-                            "version": c["version"]} for c in candidates])
-    # The child finds the helper modules where this process does.
-    paths = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run([sys.executable, str(child)], input=document, capture_output=True, text=True, check=False,
-                          env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths})
-    if done.returncode:
-        raise RuntimeError(f"the validation of standalone sources failed: {done.stderr[-800:]}")
-    kept, left_out = [], []
-    for candidate, verdict in zip(candidates, json.loads(done.stdout)):
-        if verdict["variant"] is None:
-            left_out.append(refusal(candidate["operator"], verdict["reason"], verdict["detail"]))
-            continue
-        variant = candidate["variants"][verdict["variant"]]
-        row = {key: value for key, value in candidate.items() if key != "variants"}
-        row["usages"] = [variant["usage"] | {"result": verdict["result"]}]
-        row["source"] = variant["body"]
-        kept.append(row)
-    return kept, left_out

@@ -1,14 +1,16 @@
 """Runs standalone sources where the library they came from can't be imported.
 
-Reads candidates as JSON from standard input and writes one verdict for each to standard output. A candidate passes
-with the first of its usages whose task file runs, gives finite outputs that are the same twice and in both modes, and
-depends on each of its inputs.
+Reads candidates from standard input, one JSON document a line, and writes one verdict for each to standard output. A
+candidate passes with the first of its usages whose task file runs, gives finite outputs that are the same twice and in
+both modes, depends on each of its inputs, and has the same shapes on the meta device.
 """
 
 import json
+import re
+import resource
 import signal
 import sys
-import types
+import warnings
 
 
 class Blocked:
@@ -27,9 +29,12 @@ import transformers_task as task  # noqa: E402
 
 # Far above what any piece takes at these sizes, so that a busy machine keeps the same classes as an idle one.
 SECONDS = 60
-WIDTH, BATCH, TOKENS = 256, 2, 16
+MEMORY = 6 << 30
+WIDTH, OTHER_WIDTH, BATCH, TOKENS = 256, 128, 2, 16
 # A vocabulary or a table of positions would dwarf the work that the class is about.
 MOST_WEIGHTS = 6_000_000
+MOST_CORRECTIONS = 3
+VALUES_NEEDED = re.compile(r"meta tensor|on meta|unimplemented|data-dependent|register_meta")
 
 
 class Unfit(Exception):
@@ -37,35 +42,119 @@ class Unfit(Exception):
 
 
 def judge(candidate):
-    refusal = ("no recipe", "no way to call it")
-    for index, variant in enumerate(candidate["variants"]):
-        signal.alarm(SECONDS)
+    """The verdict on one candidate: the first usage that passes, or why the most promising one did not."""
+    refusal = None
+    signal.alarm(SECONDS)
+    try:
+        for usage in candidate["usages"]:
+            try:
+                return {"usage": corrected(candidate, usage)}
+            except Unfit as unfit:
+                # A call that ran says more than one that did not.
+                if refusal is None or refusal[0] == "fails":
+                    refusal = unfit.args
+    except TooSlow:
+        refusal = ("too slow", f"took more than {SECONDS} s")
+    finally:
+        signal.alarm(0)
+    refusal = refusal or ("no recipe", "no way to call it")
+    return {"usage": None, "reason": refusal[0], "detail": refusal[1]}
+
+
+class TooSlow(BaseException):
+    """Raised by the alarm; no handler of ordinary exceptions takes it."""
+
+
+def corrected(candidate, usage):
+    """The usage that passes, after setting extents of the inputs that torch's messages ask for; raises Unfit."""
+    for _ in range(MOST_CORRECTIONS + 1):
         try:
-            return {"variant": index, "result": attempt(candidate, variant)}
-        except Unfit as unfit:
-            refusal = unfit.args
+            return attempt(candidate, usage)
+        except Unfit:
+            raise
         except Exception as error:
-            if index == 0:
-                refusal = ("fails", f"{type(error).__name__}: {error}".splitlines()[0][:200])
-        finally:
-            signal.alarm(0)
-    return {"variant": None, "reason": refusal[0], "detail": refusal[1]}
+            message = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            usage = next(iter(corrections(candidate, usage, str(error))), None)
+            if usage is None:
+                raise Unfit("fails", message) from error
+    raise Unfit("fails", message)
 
 
-def attempt(candidate, variant):
-    usage = variant["usage"] | {"result": None}
-    header = task.header_lines({"qualified": usage["class"], "path": candidate["path"],
-                                "version": candidate["version"]})
-    sizes = task.sizes_at(usage, WIDTH)
-    outcome, module = run(task.task_code(usage, variant["body"], header, sizes, BATCH, TOKENS))
-    if isinstance(outcome, tuple):
+def corrections(candidate, usage, message):
+    """Usages with another extent, where the message names the one that was expected."""
+    found = expected_extent(usage, message)
+    if found is None:
+        return
+    axis, value = found
+    name = "in_channels" if axis == 1 else "in_features"
+    if name in usage["sizes"]:
+        name = f"input_{name[3:]}"
+    for size in ({"kind": "free", "ratio": value / WIDTH}, {"kind": "given", "base": value}):
+        shape = list(usage["inputs"][0]["shape"])
+        shape[axis] = name
+        inputs = [{**usage["inputs"][0], "shape": shape}, *usage["inputs"][1:]]
+        changed = {**usage, "inputs": inputs, "sizes": {**usage["sizes"], name: size}}
+        if size["kind"] == "given" or fits_other_width(candidate, changed):
+            yield changed
+
+
+def expected_extent(usage, message):
+    """`(axis, extent)` of the stream that an error message asks for, or None."""
+    rank = len(usage["inputs"][0]["shape"])
+    match = re.search(r"expected input\[[\d, ]+\] to have (\d+) channels", message)
+    if match and rank >= 3:
+        return 1, int(match.group(1))
+    match = re.search(r"same reduction dim, but got \[\d+, \d+\] X \[(\d+), \d+\]", message)
+    if match:
+        return rank - 1, int(match.group(1))
+    match = re.search(r"normalized_shape=\[(\d+)\]", message)
+    return (rank - 1, int(match.group(1))) if match else None
+
+
+def fits_other_width(candidate, usage):
+    """Whether the message that asked for an extent is gone at another width too, so that the extent scales."""
+    try:
+        run(code_of(candidate, usage, OTHER_WIDTH), "meta")
+    except Exception as error:
+        return expected_extent(usage, str(error)) is None
+    return True
+
+
+def attempt(candidate, usage):
+    usage = usage | {"result": None}
+    outcome = shadow(code_of(candidate, usage, WIDTH))
+    if isinstance(outcome, (tuple, list)):
         usage["result"] = first_tensor(outcome)
-    namespace, module = load(task.task_code(usage, variant["body"], header, sizes, BATCH, TOKENS))
-    check(namespace, module)
-    weights = sum(p.numel() for p in module.parameters())
+    elif not isinstance(outcome, torch.Tensor):
+        raise Unfit("returns no tensor", f"returns {type(outcome).__name__}")
+    namespace, module = load(code_of(candidate, usage, WIDTH))
+    weights = sum(tensor.numel() for tensor in [*module.parameters(), *module.buffers()])
     if weights > MOST_WEIGHTS:
         raise Unfit("too large", f"{weights} parameters at width {WIDTH}")
-    return usage["result"]
+    check(namespace, module)
+    return usage
+
+
+def shadow(code):
+    """What a task returns on the meta device, which costs little where a call doesn't fit.
+
+    Tasks are sized there, so what needs values to know its shapes is no use.
+    """
+    try:
+        return run(code, "meta")
+    except Exception as error:
+        if VALUES_NEEDED.search(f"{type(error).__name__}: {error}"):
+            raise Unfit("data-dependent", f"not on the meta device: {error}".splitlines()[0][:200]) from error
+        if "Invalid channel dimensions" in str(error):
+            # The CPU says which number of channels it wants.
+            return run(code)
+        raise
+
+
+def code_of(candidate, usage, width):
+    header = task.header_lines({"qualified": usage["class"], "path": candidate["path"],
+                                "version": candidate["version"]})
+    return task.task_code(usage, candidate["body"], header, task.sizes_at(usage, width), BATCH, TOKENS)
 
 
 def load(code):
@@ -75,10 +164,10 @@ def load(code):
     return namespace, namespace["Model"](*namespace["get_init_inputs"]())
 
 
-def run(code):
-    namespace, module = load(code)
-    with torch.no_grad():
-        return module(*namespace["get_inputs"]()), module
+def run(code, device="cpu"):
+    with torch.device(device), torch.no_grad():
+        namespace, module = load(code)
+        return module(*namespace["get_inputs"]())
 
 
 def first_tensor(outcome):
@@ -107,12 +196,17 @@ def check(namespace, module):
             mixed = [*inputs[:index], others[index], *inputs[index + 1:]]
             if close(out, module(*mixed)):
                 raise Unfit("insensitive", f"its output does not depend on input {index}")
-        partial = [inputs[0].clone(), *inputs[1:]]
-        partial[0][..., inputs[0].shape[1] // 2:, :] = others[0][..., inputs[0].shape[1] // 2:, :]
-        if torch.equal(out, module(*partial)):
-            raise Unfit("insensitive", "its output depends on a part of its input alone")
+        for axis in {1, inputs[0].dim() - 1}:
+            if torch.equal(out, module(half_replaced(inputs[0], others[0], axis), *inputs[1:])):
+                raise Unfit("insensitive", "its output depends on a part of its input alone")
         if any(close(out, x) for x in inputs if x.shape == out.shape):
             raise Unfit("identity", "its output is its input")
+
+
+def half_replaced(values, others, axis):
+    """The values with the second half of an axis from others."""
+    half = values.shape[axis] // 2
+    return torch.cat([values.narrow(axis, 0, half), others.narrow(axis, half, values.shape[axis] - half)], axis)
 
 
 def close(first, second):
@@ -122,12 +216,22 @@ def close(first, second):
 
 
 def give_up(_signal, _frame):
-    raise Unfit("too slow", f"took more than {SECONDS} s")
+    raise TooSlow
+
+
+def main():
+    """Answer each line of standard input with a line; what a class prints goes elsewhere."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+    signal.signal(signal.SIGALRM, give_up)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for line in sys.stdin:
+        verdict = judge(json.loads(line))
+        assert "transformers" not in sys.modules
+        answers.write(json.dumps(verdict) + "\n")
+        answers.flush()
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGALRM, give_up)
-    torch.set_num_threads(1)
-    verdicts = [judge(candidate) for candidate in json.load(sys.stdin)]
-    assert isinstance(sys.modules.get("transformers"), (types.NoneType,))
-    json.dump(verdicts, sys.stdout)
+    main()

@@ -3,6 +3,7 @@
 import re
 
 HEAD = 64
+SIDE = 14  # height and width of a feature map
 
 
 def sizes_at(usage, width):
@@ -10,7 +11,8 @@ def sizes_at(usage, width):
     heads = max(1, width // HEAD)
     kinds = {
         "width": lambda size: max(16, int(round(width * size["ratio"] / 16)) * 16),
-        "free": lambda size: width,
+        "free": lambda size: max(1, int(round(width * size.get("ratio", 1.0)))),
+        "given": lambda size: size["base"],
         "heads": lambda size: max(1, int(heads * size["ratio"])),
         "head_dim": lambda size: width // heads,
     }
@@ -21,11 +23,37 @@ def constants(usage, sizes, batch, tokens):
     """Module constants in order: the shape's, then the sizes."""
     values = {"batch_size": batch}
     used = {extent for item in usage["inputs"] for extent in item["shape"]}
-    for extent, name, value in (("tokens", "sequence_length", tokens), ("side", "side", 14), ("image", "image_size", 64),
+    used |= {"tokens", "head"} if usage.get("rotary") else set()
+    used |= {"side"} if "grid" in used else set()
+    for extent, name, value in (("tokens", "sequence_length", tokens), ("side", "side", SIDE), ("image", "image_size", 64),
+                                ("samples", "samples", 4096), ("bands", "num_bands", 80), ("frames", "num_frames", 4),
                                 ("head", head_name(usage), HEAD)):
         if extent in used:
             values[name] = value
     return values | sizes
+
+
+def init_names(usage):
+    """The sizes that the constructor of the task's Model takes; the others only shape the inputs."""
+    taken = {*(usage["config"] or {}), *usage["arguments"]}
+    names = [name for name, size in usage["sizes"].items() if size["kind"] not in ("free", "given") or name in taken]
+    if not usage.get("rotary"):
+        return names
+    return [*names, "sequence_length", *([] if head_name(usage) in names else [head_name(usage)])]
+
+
+def rotary_lines(usage):
+    """Buffers with the cosines and sines of rotary position embeddings, as the library computes them by default."""
+    if not usage.get("rotary"):
+        return []
+    head = head_name(usage)
+    table = "angles" if usage["rotary"] == 2 else "angles[None]"
+    return [
+        f"        frequencies = 10000.0 ** (-torch.arange(0, {head}, 2).float() / {head})",
+        "        angles = torch.outer(torch.arange(sequence_length).float(), frequencies).repeat(1, 2)",
+        f"        self.register_buffer(\"cos\", {table}.cos())",
+        f"        self.register_buffer(\"sin\", {table}.sin())",
+    ]
 
 
 def head_name(usage):
@@ -35,16 +63,20 @@ def head_name(usage):
 
 def input_lines(usage):
     """The items of the list that get_inputs returns."""
-    names = {"batch": "batch_size", "tokens": "sequence_length", "image": "image_size", "head": head_name(usage)}
-    return [
-        f"torch.{item['fill']}({', '.join(names.get(extent, extent) for extent in item['shape'])})"
-        for item in usage["inputs"]
-    ]
+    names = {"batch": "batch_size", "tokens": "sequence_length", "image": "image_size", "head": head_name(usage),
+             "bands": "num_bands", "frames": "num_frames", "grid": "side * side"}
+    lines = []
+    for item in usage["inputs"]:
+        extents = ", ".join(names.get(extent, extent) for extent in item["shape"])
+        # Indices are below the size that the fill names: `index:vocab_size`.
+        kind, _, high = item["fill"].partition(":")
+        lines.append(f"torch.randint(0, {high}, ({extents}))" if kind == "index" else f"torch.{kind}({extents})")
+    return lines
 
 
 def task_code(usage, source, header, sizes, batch, tokens):
     """The whole file."""
-    init = [name for name, size in usage["sizes"].items() if size["kind"] != "free"]
+    init = init_names(usage)
     attribute = attribute_name(usage["class"])
     standard = [line for line in usage["imports"] if "torch" not in line]
     if usage["config"] is not None:
@@ -63,6 +95,7 @@ def task_code(usage, source, header, sizes, batch, tokens):
         options = [f"{key}={key if key in usage['sizes'] else repr(value)}" for key, value in usage["config"].items()]
         lines += wrapped("        config = SimpleNamespace(", options, ")")
     lines.append(f"        self.{attribute} = {usage['class']}({arguments})")
+    lines += rotary_lines(usage)
     names = [item["name"] for item in usage["inputs"]]
     result = "" if usage["result"] is None else f"[{usage['result']}]"
     lines += ["", f"    def forward({', '.join(['self', *names])}):",
