@@ -22,7 +22,7 @@ from schedule import schedule, usable_shares
 from sizing import Window, batch_for, chain_milliseconds, most_batch
 from task_file import task_code
 
-ATTEMPTS = 60
+ATTEMPTS_PER_OPERATOR = 25
 # How many attempts an operator has before another one of its family takes its place.
 PATIENCE = 3
 WIDTHS = {"cpu": (256, 128, 384, 192, 512), "cuda": (512, 256, 768, 384, 1024)}
@@ -77,7 +77,7 @@ class Synthesizer:
     def _composed(self, rng, planned):
         """The planned operators in one of the orders that work; what can't be had gives way to one of its family."""
         names, refused, spent, reason = list(planned), collections.Counter(), set(), ""
-        for _ in range(ATTEMPTS):
+        for _ in range(ATTEMPTS_PER_OPERATOR * (1 + len(names))):
             order = self._order(rng, names)
             if order is None:
                 self._replace(rng, names, rng.randrange(len(names)), spent)
