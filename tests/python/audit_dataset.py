@@ -146,10 +146,21 @@ NO_COMPUTATION = set(
 )
 
 
+# What may come along with an operator: a sigmoid before a loss of probabilities, pooling before unpooling, a choice by
+# what a comparison says, a complex number made real, layers of an encoder.
+COMES_ALONG = [
+    (r"bceloss|binarycrossentropy|ndtri", "sigmoid"), (r"maxunpool(\d)d", "maxpool1d maxpool2d maxpool3d"),
+    (r"affinegrid", "gridsample"), (r"transformer(en|de)coder", "transformerencoderlayer transformerdecoderlayer"),
+    (r"g[et]|l[et]|eq|ne|isclose|logical\w+", "where"), (r"polar|complex|viewascomplex|\w*fft\w*", "viewasreal viewascomplex abs"),
+]  # fmt: skip
+
+
 def used_undeclared(program):
     if program.category == "transformers":
         return ""
     declared = {plain(name) for name in program.operators}
+    for pattern, names in COMES_ALONG:
+        declared |= set(names.split()) if any(re.fullmatch(pattern, name) for name in declared) else set()
     called = [name for name in program.calls(program.model) if name.startswith("torch.")]
     return ", ".join(name for name in called if plain(name) not in declared | NO_COMPUTATION)
 

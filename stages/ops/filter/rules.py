@@ -194,7 +194,7 @@ def complete_operators(row, _):
     # A class that was taken out of a library is declared as one operator, whatever it uses.
     if any(name.startswith("transformers.") for name in names):
         return None
-    extra = operators.signature(row.source) - operators.declared(names)
+    extra = operators.undeclared(row.source, names)
     return f"used and not declared: {operators.text(extra)}" if extra else None
 
 
@@ -303,7 +303,7 @@ RULES = [
         ("max_train_rel",),
     ),
     Rule("declared_operators", "The code uses every operator that the row declares.", declared_operators),
-    Rule("complete_operators", "The row declares every operator that the code uses.", complete_operators),
+    Rule("complete_operators", "The row declares every operator that the code uses, but for what those that it declares can't do without.", complete_operators),
     Rule("right_category", "The category says how many operators the row declares.", right_category),
     Rule("used_modules", "Every module that __init__ makes is used.", used_modules),
     Rule("used_arguments", "Every argument of __init__ and forward is read.", used_arguments),

@@ -29,6 +29,33 @@ NO_OPERATORS = frozenset(
 )
 
 
+# What an operator can't be used without, or hardly: it may stand beside the operator and need not be declared. Complex
+# results become real, a truth value chooses, indices come from somewhere, an encoder is made of layers.
+COMPANIONS = {
+    "fft": "abs viewasreal", "stft": "abs viewasreal", "complex": "abs viewasreal mul", "polar": "viewasreal abs",
+    "viewascomplex": "viewasreal viewascomplex mul", "adaptivelogsoftmaxwithloss": "logprob",
+    "bceloss": "sigmoid", "binarycrossentropy": "sigmoid", "ndtri": "sigmoid", "matrixexp": "mul",
+    "maxunpool1d": "maxpool1d add", "maxunpool2d": "maxpool2d add", "maxunpool3d": "maxpool3d add",
+    "affinegrid": "gridsample", "bucketize": "sort", "searchsorted": "sort",
+    "transformerencoder": "transformerencoderlayer", "transformerdecoder": "transformerdecoderlayer",
+    **dict.fromkeys(("ge", "gt", "le", "lt", "eq", "ne", "isclose"), "where mul neg"),
+    **dict.fromkeys(("logicaland", "logicalor", "logicalxor", "logicalnot"), "where mul"),
+}  # fmt: skip
+
+
+def undeclared(source, names):
+    """The operators that the code uses more often than they are declared, without the companions of those declared."""
+    given = declared(names)
+    allowed = {companion for name in given for companion in COMPANIONS.get(_family(name), "").split()}
+    extra = signature(source) - given
+    return collections.Counter({name: count for name, count in extra.items() if name not in allowed})
+
+
+def _family(name):
+    """`fft` for all of torch.fft; else the name."""
+    return "fft" if name.endswith(("fft", "fft2", "fftn")) else name
+
+
 def signature(source):
     """The operators that the classes and functions of a task's file mention, as a Counter."""
     found = collections.Counter()

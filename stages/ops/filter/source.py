@@ -15,6 +15,18 @@ FUNCTIONAL_OPERATORS = {
     ast.Div: ("div", "divide", "true_divide"),
     ast.Pow: ("pow",),
     ast.USub: ("neg", "negative"),
+    ast.FloorDiv: ("floor_divide",),
+    ast.Mod: ("remainder", "fmod"),
+    ast.Gt: ("gt", "greater"),
+    ast.GtE: ("ge", "greater_equal"),
+    ast.Lt: ("lt", "less"),
+    ast.LtE: ("le", "less_equal"),
+    ast.Eq: ("eq",),
+    ast.NotEq: ("ne", "not_equal"),
+    ast.BitAnd: ("bitwise_and", "logical_and"),
+    ast.BitOr: ("bitwise_or", "logical_or"),
+    ast.BitXor: ("bitwise_xor", "logical_xor"),
+    ast.Invert: ("bitwise_not", "logical_not"),
 }
 
 
@@ -345,6 +357,8 @@ def used_operators(source):
             used.add(source.imports.get(node.id, node.id).rpartition(".")[2])
         elif isinstance(node, (ast.BinOp, ast.UnaryOp, ast.AugAssign)):
             used.update(FUNCTIONAL_OPERATORS.get(type(node.op), ()))
+        elif isinstance(node, ast.Compare):
+            used.update(name for symbol in node.ops for name in FUNCTIONAL_OPERATORS.get(type(symbol), ()))
     return used
 
 

@@ -269,6 +269,16 @@ def test_signatures_have_one_form_of_each_name():
     }  # fmt: skip
 
 
+def test_what_an_operator_needs_around_it_need_not_be_declared():
+    source = lambda body: task_source.parse(CODE.replace("F.gelu(self.linear(x))", body))
+    undeclared = lambda body, name: dict(signature.undeclared(source(body), ["nn.Linear", name]))
+    assert undeclared("torch.fft.rfft(x).abs()", "torch.fft.rfft") == {}
+    assert undeclared("torch.where(torch.gt(x, 0), x, 2 * x)", "torch.gt") == {}
+    assert undeclared("F.max_unpool1d(*F.max_pool1d(x, 2), 2) + x", "F.max_unpool1d") == {}
+    assert undeclared("torch.relu(x).abs()", "torch.relu") == {"abs": 1}
+    assert undeclared("torch.sigmoid(torch.relu(x))", "torch.relu") == {"sigmoid": 1}
+
+
 IDENTIFIERS = st.from_regex(r"[a-z][a-z_]{3,9}[0-9]", fullmatch=True)
 
 
