@@ -160,7 +160,7 @@ def test_what_a_task_settles_is_folded():
         pass
     text = "\n".join(ast.unparse(node) for node in nodes.values())
     assert "def attend(query, key, scaling):\n    return query * key * scaling" in text
-    assert "def __init__(self, config, is_causal=False):" in text and "return attend(x, x, scaling=self.scaling)" in text
+    assert "def __init__(self, config):" in text and "return attend(x, x, scaling=self.scaling)" in text
     assert "if config.width % 2 != 0:" in text, "a check of the sizes stays"
     assert not {"interface", "unused", "layer_idx", "module", "times == 1"} & set(text.split())
 
@@ -219,7 +219,7 @@ def test_validation_keeps_what_runs_alone():
 
 def test_a_maximum_gives_the_beginning_of_the_whole_crawl():
     kept, left_out = transformers_crawl.crawl_transformers(["nosuchmodel", "vit"], 0)
-    assert len(kept) > 5
+    assert len(kept) >= 5
     names = [row["operator"] for row in kept]
     few, rest = transformers_crawl.crawl_transformers(["nosuchmodel", "vit"], 3, processes=2)
     assert [row["operator"] for row in few] == names[:3] and few == kept[:3]

@@ -252,6 +252,7 @@ class Tidy:
             if forward is not None and name == self.root:
                 settle_defaults(forward, keep=2)
                 settle_given(forward)
+                remove_unread(forward, 2, only_optional=True)
             elif forward is not None:
                 self._settle_forward(name, forward)
         if not isinstance(function, ast.FunctionDef) or function.args.vararg:
@@ -260,8 +261,7 @@ class Tidy:
             # How the task calls it is decided later, and by name: numbers are given, flags are not.
             settle_flags(function, keep=1)
             settle_activation(function)
-            remove_parameters(function, first, [],
-                              lambda argument: argument == "layer_idx" or ACTIVATION.search(argument))
+            remove_unread(function, first, only_optional=False)
             return
         sites = self._sites(name)
         if not sites:
@@ -505,6 +505,18 @@ def remove_parameters(function, first, sites, allowed):
         for site in sites:
             site.keywords = [keyword for keyword in site.keywords if keyword.arg != argument.arg]
             del site.args[index - first:index - first + 1]
+
+
+def remove_unread(function, first, only_optional):
+    """Drop parameters of the class that a task makes which its body does not name: the task reads this signature."""
+    named = read_names(function) | set(stored_names(function))
+    arguments, optional = function.args, defaults_of(function)
+    gone = {a.arg for a in [*arguments.args[first:], *arguments.kwonlyargs]
+            if a.arg not in named and (a.arg in optional or not only_optional)}
+    arguments.args = [a for a in arguments.args if a.arg not in gone]
+    arguments.defaults = [optional[a.arg] for a in arguments.args if a.arg in optional]
+    pairs = [(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults) if a.arg not in gone]
+    arguments.kwonlyargs, arguments.kw_defaults = [a for a, _ in pairs], [d for _, d in pairs]
 
 
 def is_pure(node):

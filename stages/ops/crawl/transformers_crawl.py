@@ -184,7 +184,7 @@ def prepare(path, root, node):
     forward, init = method(node, "forward"), method(node, "__init__")
     if forward is None:
         raise Rejected("no recipe", "has no forward of its own")
-    closure, config = specialised(path, root, node, init)
+    closure = specialised(path, root, node, init)
     body = closure.body
     if re.search(r"num_hidden_layers|num_layers\b", body):
         raise Rejected("whole model", "builds a stack of layers")
@@ -195,7 +195,7 @@ def prepare(path, root, node):
     for form in call_forms.forms(method(module, "forward"), make["sizes"]):
         usages.append({
             "class": node.name, "imports": closure.import_lines(body),
-            "config": literal_config(reads) if config else None, **call_forms.combined(make, form),
+            "config": literal_config(reads) if "config" in make["arguments"] else None, **call_forms.combined(make, form),
         })
     return {
         "body": body, "usages": usages, "version": library_version(), "path": str(path.relative_to(root.parent)),
@@ -214,7 +214,7 @@ def specialised(path, root, node, init):
         closure = Standalone(path, root, config or {}, open_file)
         try:
             closure.body = closure.build(node.name)
-            return closure, config
+            return closure
         except Rejected as rejection:
             refusal = refusal or rejection
             if "the configuration has no" not in rejection.detail:

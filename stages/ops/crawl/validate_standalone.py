@@ -93,7 +93,9 @@ def corrections(candidate, usage, message):
         shape = list(usage["inputs"][0]["shape"])
         shape[axis] = name
         inputs = [{**usage["inputs"][0], "shape": shape}, *usage["inputs"][1:]]
-        changed = {**usage, "inputs": inputs, "sizes": {**usage["sizes"], name: size}}
+        extents = {extent for item in inputs for extent in item["shape"]}
+        kept = {key: value for key, value in usage["sizes"].items() if value["kind"] != "free" or key in extents}
+        changed = {**usage, "inputs": inputs, "sizes": {**kept, name: size}}
         if size["kind"] == "given" or fits_other_width(candidate, changed):
             yield changed
 
