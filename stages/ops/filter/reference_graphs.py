@@ -57,6 +57,7 @@ def limited(trace_class):
 
 
 def traced(code):
+    import tensors
     import torch
     from graph_trace import Trace
 
@@ -66,7 +67,8 @@ def traced(code):
         model = names["Model"](*names.get("get_init_inputs", list)()).eval()
         inputs = [value.to("meta") if isinstance(value, torch.Tensor) else value for value in names["get_inputs"]()]
         with limited(Trace)(model, inputs) as recorded:
-            model(*inputs)
+            # As ops/measure has it, whose trace ends with the outputs cut off from the graph of gradients.
+            [output.detach() for output in tensors.flatten(model(*inputs))]
     ranks = [value.dim() for value in inputs if isinstance(value, torch.Tensor)]
     return {"operators": recorded.operators, "graph": recorded.digest(), "rank": max(ranks, default=0)}
 

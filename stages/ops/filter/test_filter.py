@@ -471,6 +471,22 @@ def test_operators_and_runs_of_a_reference_reject_what_its_tree_does_not_show(tm
     assert "contaminated_graph" in found["run"] and "contaminated_signature" not in found["run"]
 
 
+def test_the_graph_of_a_reference_is_that_of_the_same_task_measured():
+    torch = pytest.importorskip("torch")
+    import graph_trace
+    import reference_graphs
+
+    answer = reference_graphs.traced(REFERENCE)
+    names = {}
+    exec(REFERENCE.replace("4096", "64"), names)
+    for size, agrees in ((4096, True), (64, False)):
+        model, inputs = names["Model"](size).eval(), [torch.rand(16, size)]
+        with torch.no_grad(), graph_trace.Trace(model, inputs) as trace:
+            model(*inputs).detach()
+        assert answer["operators"] == trace.operators == ["addmm", "relu"] and answer["rank"] == 2
+        assert (answer["graph"] == trace.digest()) == agrees
+
+
 def test_references_come_as_folders_files_and_parquet(tmp_path):
     import pyarrow
     import pyarrow.parquet
@@ -512,5 +528,5 @@ def test_the_manifest_lists_every_rule_and_parameter():
     assert manifest["params"]["skip"]["choices"] == [rule.name for rule in rules.ALL_RULES]
     assert set(manifest["params"]) == set(PARAMS)
     assert {name: entry["default"] for name, entry in manifest["params"].items()} == PARAMS
-    assert set(manifest["sources"]) - {"../measure/graph_trace.py"} == {path.name for path in HERE.glob("*.py") if not path.name.startswith("test_")}
+    assert set(manifest["sources"]) - {"../measure/graph_trace.py", "../measure/tensors.py"} == {path.name for path in HERE.glob("*.py") if not path.name.startswith("test_")}
     assert all(set(rule.params) <= set(PARAMS) for rule in rules.ALL_RULES)
