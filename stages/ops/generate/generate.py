@@ -21,7 +21,7 @@ import answer_rules
 import cuda_agent_stage as stage
 import llm_client
 from check_server import CheckPool, CheckUnavailable
-from prompt_files import fill, load_prompts
+from prompt_files import fill, load_prompts, opening
 from rate_limit import Pace
 
 # The value of LLM_ENDPOINT that says: use what is recorded, call nothing.
@@ -101,10 +101,7 @@ class Writer:
         columns = row["columns"]
         operators = json.loads(columns["ops"])
         values = {"operators": columns["operators"], "ops": ", ".join(operators), "count": len(operators)}
-        messages = [
-            {"role": "system", "content": fill(self.prompts, "system.md", **values)},
-            {"role": "user", "content": fill(self.prompts, "task.md", **values)},
-        ]
+        messages = opening(self.prompts, columns["operators"], operators)
         calls = []
         for attempt in range(1 + self.params["repair_rounds"]):
             seed = (row["seed"] + attempt) % (1 << 31)
@@ -234,7 +231,7 @@ def find_endpoint(params):
     text = os.environ.get("LLM_ENDPOINT", "")
     if text.strip() == REPLAY_ONLY:
         raise stage.StageError(
-            "some requests have no recorded answer, and LLM_ENDPOINT is replay-only", kind="params",
+            "some requests have no recorded answer, and nothing may be called", kind="params",
             hint="run with the parameters and the prompts of the recording, or give LLM_ENDPOINT the address of a model",
         )
     return llm_client.parse_endpoint(text, params["api"])

@@ -1,17 +1,23 @@
-"""The prompts: Markdown files with a few places to fill in.
+"""The prompts: Markdown files with a few places to fill in, and the conversation that they make.
+
+The conversation begins with an example: the request for the operators of example_operators.md, and example.md as its
+answer. Small models take the form of an answer from that, and copy an example that is part of their own request.
 
 A place is a word in braces that is listed here; other braces stay as they are, since prompts contain Python.
 """
 
 import os
+import re
 
 import cuda_agent_stage as stage
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # File -> places that it must have. Every file may use all places of the table below.
-FILES = {"system.md": (), "task.md": ("operators",), "repair.md": ("problem",)}
-PLACES = {"task.md": ("operators", "ops", "count"), "repair.md": ("problem", "operators", "ops", "count"),
-          "system.md": ()}  # fmt: skip
+FILES = {
+    "system.md": (), "task.md": ("operators",), "repair.md": ("problem",), "example_operators.md": (), "example.md": (),
+}  # fmt: skip
+PLACES = {"task.md": ("operators", "ops", "count"), "repair.md": ("problem", "operators", "ops", "count")}  # fmt: skip
+NAME_OF_ITEM = re.compile(r"^- `([^`]+)`", re.MULTILINE)
 
 
 def load_prompts(folder=None):
@@ -36,6 +42,22 @@ def check_names(folder):
     for name in sorted(os.listdir(folder)):
         if name.endswith(".md") and name not in FILES and name != "README.md":
             raise stage.StageError(f"there is no prompt called {name}", kind="input", hint=f"{', '.join(FILES)}")
+
+
+def opening(prompts, operators, ops):
+    """The conversation up to the request for a task: `operators` is the description, `ops` the list of names."""
+    messages = [{"role": "system", "content": prompts["system.md"]}]
+    if prompts["example.md"]:
+        names = NAME_OF_ITEM.findall(prompts["example_operators.md"])
+        messages += [
+            {"role": "user", "content": task_message(prompts, prompts["example_operators.md"], names)},
+            {"role": "assistant", "content": prompts["example.md"]},
+        ]
+    return [*messages, {"role": "user", "content": task_message(prompts, operators, ops)}]
+
+
+def task_message(prompts, operators, ops):
+    return fill(prompts, "task.md", operators=operators, ops=", ".join(ops), count=len(ops))
 
 
 def fill(prompts, name, **values):

@@ -33,7 +33,7 @@ import answer_rules  # noqa: E402
 import cuda_agent_stage as stage  # noqa: E402
 import llm_client  # noqa: E402
 from check_server import CheckPool  # noqa: E402
-from prompt_files import fill, load_prompts  # noqa: E402
+from prompt_files import fill, load_prompts, opening  # noqa: E402
 from rate_limit import Pace, RateLimit  # noqa: E402
 
 KEY = "sk-test-0123456789"
@@ -367,7 +367,12 @@ def test_the_file_is_found_in_an_answer():
 
 
 def test_the_example_of_the_prompt_keeps_the_rules_of_the_prompt():
-    example = answer_rules.extract_code(load_prompts()["task.md"])
+    prompts = load_prompts()
+    example = answer_rules.extract_code(prompts["example.md"])
+    messages = opening(prompts, "- `torch.exp`: …", ["torch.exp"])
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
+    assert "these 2 operators" in messages[1]["content"] and "`nn.Conv2d`" in messages[1]["content"]
+    assert messages[2]["content"] == prompts["example.md"] and "- `torch.exp`: …" in messages[3]["content"]
     assert answer_rules.problems(example, ["nn.Conv2d", "torch.clamp"]) == []
 
 
@@ -588,8 +593,8 @@ def test_answers_are_kept_repaired_or_rejected(serve, tmp_path):
     assert calls[0]["response"] == fenced(invalid) and "`nn.Linear`" in calls[0]["request"]
     # The repair goes on with the conversation, and says what is wrong.
     repair = asked[2]["messages"]
-    assert [message["role"] for message in repair] == ["system", "user", "assistant", "user"]
-    assert repair[2]["content"] == fenced(invalid) and calls[0]["problem"] in repair[3]["content"]
+    assert [message["role"] for message in repair] == ["system", *["user", "assistant"] * 2, "user"]
+    assert repair[4]["content"] == fenced(invalid) and calls[0]["problem"] in repair[5]["content"]
     assert third["status"] == "rejected" and third["reason"] == "invalid" and "torch.tanh" in third["detail"]
     assert len(third["outputs"]["answers"]) == 2 and "tasks" not in third["outputs"]
     assert ended.metrics["llm/calls"] == 5 and ended.metrics["llm/repaired"] == 1
@@ -661,7 +666,8 @@ def test_anthropics_format_end_to_end(serve, tmp_path):
     ended = run_program(tmp_path / "a", serve(script), [request_row(0)], params={"api": "anthropic"})
     assert ended.code == 0, ended.log
     assert ended.row(0)["outputs"]["tasks"][0]["attempts"] == 2
-    assert [message["role"] for message in script.requests[1]["body"]["messages"]] == ["user", "assistant", "user"]
+    assert [message["role"] for message in script.requests[1]["body"]["messages"]] == [
+        *["user", "assistant"] * 2, "user"]
 
 
 @pytest.mark.parametrize("endpoint, params, message, hint", [
