@@ -30,7 +30,7 @@ import transformers_task as task  # noqa: E402
 # Far above what any piece takes at these sizes, so that a busy machine keeps the same classes as an idle one.
 SECONDS = 60
 MEMORY = 6 << 30
-WIDTH, OTHER_WIDTH, BATCH, TOKENS = 256, 128, 2, 16
+WIDTH, OTHER_WIDTHS, BATCH, TOKENS = 256, (128, 512), 2, 16
 # A vocabulary or a table of positions would dwarf the work that the class is about.
 MOST_WEIGHTS = 6_000_000
 MOST_CORRECTIONS = 3
@@ -116,7 +116,7 @@ def expected_extent(usage, message):
 def fits_other_width(candidate, usage):
     """Whether the message that asked for an extent is gone at another width too, so that the extent scales."""
     try:
-        run(code_of(candidate, usage, OTHER_WIDTH), "meta")
+        run(code_of(candidate, usage, OTHER_WIDTHS[0]), "meta")
     except Exception as error:
         return expected_extent(usage, str(error)) is None
     return True
@@ -134,7 +134,21 @@ def attempt(candidate, usage):
     if weights > MOST_WEIGHTS:
         raise Unfit("too large", f"{weights} parameters at width {WIDTH}")
     check(namespace, module)
-    return usage
+    return usage if all(fits(candidate, usage, width) for width in OTHER_WIDTHS) else fixed(usage)
+
+
+def fits(candidate, usage, width):
+    try:
+        run(code_of(candidate, usage, width), "meta")
+    except Exception:
+        return False
+    return True
+
+
+def fixed(usage):
+    """The usage with its sizes as they are at the width where it runs, for a class whose sizes hang together."""
+    values = task.sizes_at(usage, WIDTH)
+    return {**usage, "sizes": {name: {"kind": "given", "base": value} for name, value in values.items()}}
 
 
 def shadow(code):
@@ -190,6 +204,8 @@ def check(namespace, module):
             raise Unfit("not finite", "its output is not finite")
         if out.shape[0] != BATCH:
             raise Unfit("mixes the batch", f"returns {tuple(out.shape)}")
+        if any(out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for x in inputs):
+            raise Unfit("view", "its output is a view of its input")
         if not torch.equal(out, module(*inputs)):
             raise Unfit("random", "two runs differ")
         if not torch.allclose(out, module.eval()(*inputs), rtol=1e-5, atol=1e-6):
