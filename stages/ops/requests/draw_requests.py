@@ -7,8 +7,10 @@ those that take tensors of one rank, so that they can follow one another; how th
 import ast
 import json
 import random
+import re
 
 import cuda_agent_stage as stage
+from operator_binding import evaluate
 from schedule import schedule, usable_shares
 
 RANK_WEIGHTS = {2: 3, 3: 4, 4: 5, 5: 1}
@@ -17,6 +19,9 @@ OTHER_FAMILY = 2
 NO_NEIGHBOURS = {"activation", "arrangement", "ordering", "padding", "pooling", "resampling", "scan", "softmax"}
 ATTEMPTS = 200
 SUMMARY_CHARACTERS = 200
+# A stream for which expressions of a usage are worked out, as examples.
+EXTENTS = (16, 32, 48, 48, 48)
+SHAPE = re.compile(r"\bshape\b")
 DOMAINS = {
     "positive": "takes positive values only",
     "unit": "takes values between -1 and 1 only",
@@ -85,11 +90,24 @@ def literal(expression):
         return None
 
 
-def symbol_notes(usage):
+def choices_of(rule, rank):
+    """Values that a symbol may have: those of a plain list, or of an expression for a stream like EXTENTS."""
+    choices = literal(rule.get("choices"))
+    if choices is not None or "choices" not in rule:
+        return choices
+    try:
+        return list(evaluate(rule["choices"], {"shape": EXTENTS[:rank]}))
+    except (NameError, TypeError, ValueError, IndexError, ZeroDivisionError):
+        return None  # It depends on other symbols.
+
+
+def symbol_notes(usage, rank):
     """`(substitutions, notes)`: what stands for each symbol in the templates, and what is said about its values."""
     texts, notes = {}, []
     for name, rule in usage["symbols"].items():
-        value, choices = literal(rule.get("value")), literal(rule.get("choices"))
+        value, choices = literal(rule.get("value")), choices_of(rule, rank)
+        if not rule.get("literal") and value is None and "shape" in str(rule.get("value")):
+            notes.append(f"`{name}` is `{re.sub(SHAPE, 'x.shape', rule['value'])}`")
         if rule.get("literal"):
             value = value if choices is None else choices[0]
             texts[name] = repr(value) if value is not None else name
@@ -107,7 +125,7 @@ def symbol_notes(usage):
 def describe(row, rank):
     """One Markdown item: what the operator is, and how it is constructed and called on tensors of this rank."""
     usage = next(usage for usage in row["usages"] if rank in usage["ranks"])
-    texts, notes = symbol_notes(usage)
+    texts, notes = symbol_notes(usage, rank)
     call = usage["call"].format_map({**texts, "x": "x", "module": "module"})
     parts = [f"- `{row['operator']}`"]
     summary = " ".join((row["summary"] or "").split())[:SUMMARY_CHARACTERS]

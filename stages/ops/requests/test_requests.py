@@ -39,7 +39,8 @@ OPERATORS = [
     operator("torch.log", "elementwise", domain="positive"),
     *[operator(f"torch.op{number}", "elementwise") for number in range(6)],
     *[operator(f"F.act{number}", "activation") for number in range(4)],
-    operator("F.normalize", "normalization"),
+    operator("F.normalize", "normalization", call="F.normalize({x}, dim={dim})",
+             symbols={"dim": {"choices": "list(range(1, len(shape)))"}}),
     operator("torch.sum", "reduction"),
 ]
 
@@ -106,7 +107,9 @@ def test_a_description_says_how_to_construct_and_call():
     drawer = Drawer(OPERATORS, {}, {})
     text = describe(next(row for row in drawer.operators if row["operator"] == "nn.Linear"), 2)
     assert "Constructed as `nn.Linear(in_features, out_features)`, called as `module(x)`" in text
-    assert "`out_features` such as 64, 128" in text
+    assert "`out_features` such as 64, 128" in text and "`in_features` is `x.shape[-1]`" in text
+    text = describe(next(row for row in drawer.operators if row["operator"] == "F.normalize"), 3)
+    assert "Called as `F.normalize(x, dim=dim)`" in text and "`dim` such as 1, 2;" in text
 
 
 @pytest.mark.parametrize("params, message", [
