@@ -106,7 +106,7 @@ def markdown(summary):
     rules = [
         [
             rule["name"],
-            rule["reason"] + (f" {json.dumps(rule['params'])}" if rule["params"] else ""),
+            rule["reason"] + (f" {json.dumps(rule['params'], sort_keys=True)}" if rule["params"] else ""),
             rule["rejected"] if rule["applied"] else f"not applied: {rule['not_applied_because']}",
             rule["failing"] if rule["applied"] else "",
             *(rule["rejected_by_category"].get(category, 0) if rule["applied"] else "" for category in categories),
@@ -151,7 +151,9 @@ def _similarity(found):
     rows = [
         [f"{place['to'] - 0.05:.2f} to {place['to']:.2f}", place["tasks"]] for place in found["histogram"]
     ]
-    counts = [[name, *found["by_category"][name].values()] for name in sorted(found["by_category"])]
+    # By name: a funnel that another stage has read back has its keys in another order.
+    columns = ("tasks", "similar", "same_signature", "same_operators", "same_graph")
+    counted = [*sorted(found["by_category"].items()), ("all", found["all"])]
     return (
         "\n## Likeness to the references\n\n"
         "Each task beside the reference that its class is most like, tasks that other rules reject among them.\n\n"
@@ -160,7 +162,7 @@ def _similarity(found):
         "be in several columns.\n\n"
         + _table(
             ["category", "tasks", "similar", "same operators", "runs the same operators in order", "same graph"],
-            [*counts, ["all", *found["all"].values()]],
+            [[name, *(counts[column] for column in columns)] for name, counts in counted],
         )
         + f"\n\nReferences traced: {found['traced_references']}; not traced: {len(found['untraced_references'])}.\n"
     )

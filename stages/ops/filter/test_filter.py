@@ -14,6 +14,7 @@ PATHS = [HERE, HERE.parent / "measure", HERE.parent.parent / "protocol" / "pytho
 sys.path[:0] = [str(path) for path in PATHS]
 
 import canonical  # noqa: E402
+import report  # noqa: E402
 import rules  # noqa: E402
 import signature  # noqa: E402
 import source as task_source  # noqa: E402
@@ -444,7 +445,10 @@ def test_references_decontaminate(tmp_path):
         ("like", "level1/7_linear.py", []), ("other", "level1/7_linear.py", []),
     ]  # fmt: skip
     assert table[0]["similarity"] == 1.0 and table[1]["similarity"] < 0.9
-    assert "## Likeness to the references" in (tmp_path / "run" / "outputs" / "report" / "README.md").read_text()
+    text = (tmp_path / "run" / "outputs" / "report" / "README.md").read_text()
+    assert "## Likeness to the references" in text and "| all | 2 | 1 | 0 | 0 | 0 |" in text
+    # ops/screen writes this again, from the funnel as it was read back.
+    assert report.markdown(funnel) == text
     kept, _, funnel = run(
         tmp_path / "again", rows, references=tmp_path / "kb", trace_references=False, skip=["contaminated"]
     )
