@@ -13,7 +13,7 @@ import functools
 import pathlib
 import re
 
-from tidy import Fold, Tidy, listed, replace_until_stored, walk
+from tidy import Fold, Tidy, listed, walk
 from torch_probe import Rejected
 
 # Arguments that the plain case does not have. They go from signatures and calls, and read as None in the body.
@@ -357,15 +357,9 @@ class Specialise(Fold):
         node.returns = None
         assigned = {i.id for i in walk(node) if isinstance(i, ast.Name) and isinstance(i.ctx, ast.Store)}
         outer, self.absent = self.absent, (ABSENT & {a.arg for a in walk(node) if isinstance(a, ast.arg)})
-        self.absent = self.absent if node.name != "__init__" else set()
         is_method = bool(node.args.args) and node.args.args[0].arg in ("self", "cls")
-        made = sorted(self.absent & assigned)
-        if is_method:
-            self.absent -= assigned
+        self.absent = self.absent - assigned if is_method and node.name != "__init__" else set()
         self._drop_parameters(node.name, node.args)
-        self.absent -= assigned
-        for name in () if is_method else made:
-            begin_without(node, name)
         self.generic_visit(node)
         self.absent = outer
         node.body = shorten_docstring(flat(node.body)) or [ast.Pass()]
@@ -454,10 +448,11 @@ class Specialise(Fold):
             return self.visit(node.args[0])
         if text.startswith(("logger.", "warnings.")) or text in ("torch_compilable_check", "torch._check"):
             return ast.Constant(None)
-        # A function, unlike a module, drops them whatever its body does, so here too where a value was made for one.
-        dropped = ABSENT if isinstance(node.func, ast.Name) else self.absent
-        node.args = [a for a in node.args if not (isinstance(a, ast.Name) and a.id in dropped)]
-        node.keywords = [k for k in node.keywords if k.arg is not None and k.arg not in ABSENT]
+        node.keywords = [k for k in node.keywords if k.arg is not None]
+        # Functions keep their parameters and are given None, which `Tidy` settles where all calls do so.
+        if not (isinstance(node.func, ast.Name) and node.func.id[:1].islower()):
+            node.args = [a for a in node.args if not (isinstance(a, ast.Name) and a.id in self.absent)]
+            node.keywords = [k for k in node.keywords if k.arg not in ABSENT]
         node = self.generic_visit(node)
         if text == "isinstance" and isinstance(node.args[0], ast.Constant) and ast.unparse(node.args[1]) == "str":
             return ast.Constant(isinstance(node.args[0].value, str))
@@ -531,13 +526,6 @@ class SettleActivations(ast.NodeTransformer):
             return self.closure.activation(node.slice.value)
         self.by_name = True
         return ast.Call(func=node, args=[], keywords=[])
-
-
-def begin_without(function, name):
-    """A dropped parameter that the body assigns: it is None until then."""
-    replace_until_stored(function, name, ast.Constant(ABSENT_NUMBERS.get(name)))
-    if any(isinstance(i, ast.Name) and i.id == name and isinstance(i.ctx, ast.Load) for i in walk(function)):
-        function.body.insert(0, ast.parse(f"{name} = {ABSENT_NUMBERS.get(name)}").body[0])
 
 
 def filled(value):

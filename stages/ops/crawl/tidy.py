@@ -527,15 +527,16 @@ def is_pure(node):
 
 
 def inline_second_names(function):
-    """`a = b` where neither is ever assigned again: `b` is read in place of `a`."""
+    """`a = b` where neither is ever assigned again: `b` is read in place of `a`; `b` may be a flag or None."""
     parameters = {item.arg for item in walk(function) if isinstance(item, ast.arg)}
     nested = any(isinstance(item, (ast.FunctionDef, ast.Lambda)) and item is not function for item in walk(function))
     for statement in [] if nested else list(function.body):
         if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1
-                and isinstance(statement.targets[0], ast.Name) and isinstance(statement.value, ast.Name)):
+                and isinstance(statement.targets[0], ast.Name)
+                and (isinstance(statement.value, ast.Name) or is_settled(statement.value))):
             continue
         stored = stored_names(function)
-        second, name = statement.targets[0].id, statement.value.id
+        second, name = statement.targets[0].id, getattr(statement.value, "id", None)
         if stored.count(second) == 1 and second not in parameters and name not in stored:
             function.body.remove(statement)
             replace_in_body(function, {second: statement.value})
