@@ -88,7 +88,10 @@ def check_device(program, server, device):
         answer = server.probe("probe_cuda", device="cuda") or {}
         found = answer.get("device_name")
         if found is None:
-            raise stage.StageError("torch sees no CUDA device", kind="device", hint="`cuda-agent doctor` says why")
+            problem = answer.get("problem") or "a worker that was to look for one ended"
+            raise stage.StageError(
+                f"torch sees no CUDA device: {problem}", kind="device", hint="`cuda-agent doctor` says more"
+            )
         driver = driver_version()
         if driver and driver != program.device["driver"]:
             raise stage.StageError(

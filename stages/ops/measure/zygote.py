@@ -28,7 +28,9 @@ import warnings
 import fork_server
 import isolation
 
-RESULT_DESCRIPTOR, COMMAND_DESCRIPTOR = 3, 4
+# The second one is high: NVIDIA's libraries keep descriptors from before the fork, which are closed here, and take what
+# has one of their numbers for theirs. With a pipe at 4 they found no GPU.
+RESULT_DESCRIPTOR, COMMAND_DESCRIPTOR = 3, 900
 MESSAGE_BYTES = 1 << 16
 KEEPER_FAILED = 251
 FIRST_FAILED = 252
@@ -119,11 +121,16 @@ def fork_instead_of_python(plain_call):
 
 
 def probe_cuda(_setup, results, _commands):
-    """Run in a worker: which GPU torch sees."""
+    """Run in a worker: which GPU torch sees, or why it sees none."""
     import torch
 
-    name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
-    os.write(results, (json.dumps({"device_name": name}) + "\n").encode())
+    name = problem = None
+    try:
+        name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+        problem = None if name else "the driver shows no GPU"
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+    os.write(results, (json.dumps({"device_name": name, "problem": problem}) + "\n").encode())
 
 
 def probe_walls(_setup, results, _commands):
@@ -245,7 +252,7 @@ def run_task(job, commands, result, noise, user):
 
 
 def arrange_descriptors(commands, result, noise):
-    """Standard input is empty, both outputs go to the noise pipe, results to descriptor 3, commands come from 4, and
+    """Standard input is empty, both outputs go to the noise pipe, results to descriptor 3, commands come from 900, and
     nothing else is open. Programs that the task starts don't inherit these two."""
     import fcntl
 
