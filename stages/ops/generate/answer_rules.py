@@ -170,9 +170,19 @@ def _computing(method, source, allowed):
         elif isinstance(node, (ast.BinOp, ast.AugAssign)):
             sides = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.target, node.value]
             meanings = task_source.FUNCTIONAL_OPERATORS.get(type(node.op), (type(node.op).__name__.lower(),))
-            touches = any(isinstance(side, ast.Name) and side.id in values for side in sides)
+            touches = method.name == "forward" and any(_is_tensor(side, values) for side in sides)
             if touches and not set(meanings) & allowed:
                 yield meanings[0]
+
+
+NUMBERS = ("size", "dim", "numel", "len", "int")
+
+
+def _is_tensor(node, values):
+    """Whether an operand is a tensor: a name that holds one, or what a module or a function returns."""
+    if isinstance(node, ast.Call):
+        return getattr(node.func, "attr", getattr(node.func, "id", "")) not in NUMBERS
+    return isinstance(node, ast.Name) and node.id in values
 
 
 def _tensor_names(method):
@@ -184,7 +194,7 @@ def _tensor_names(method):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             # What `x.size(0)` and `len(x)` return are numbers.
             word = getattr(node.value.func, "attr", getattr(node.value.func, "id", ""))
-            if word not in ("size", "dim", "numel", "len", "int"):
+            if word not in NUMBERS:
                 names |= {inner.id for target in node.targets for inner in ast.walk(target)
                           if isinstance(inner, ast.Name)}
     return names - {"self"}

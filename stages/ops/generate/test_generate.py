@@ -382,7 +382,9 @@ TANH = "return torch.tanh(self.linear(x))"
 @pytest.mark.parametrize("code, problem", [
     (GOOD, None),
     (changed(TANH, "x = self.linear(x)\n        return x.tanh().view(-1, 8)"), None),
-    (changed(TANH, "return torch.tanh(self.linear(x) + x.shape[0] * 0.5)"), None),
+    (changed(TANH, "rows = x.shape[0] * 1\n        return torch.tanh(self.linear(x)).view(rows, len(x[0]) // 4)"), None),
+    (changed(TANH, "return torch.tanh(self.linear(x) + 0.5)"), "forward uses add, which"),
+    (changed(TANH, "return torch.tanh(x) - self.linear(x)"), "forward uses sub, which"),
     ("class Model(", "does not parse"),
     ("x = 1\n", "defines no class Model"),
     (changed("import torch\n", "import torch\nimport os\n"), "line 2: os is imported"),
@@ -395,7 +397,7 @@ TANH = "return torch.tanh(self.linear(x))"
     (changed(TANH, "return torch.utils.cpp_extension.load(x)"), "can't be used"),
     (changed(TANH, "return self.linear(x)"), "it does not use torch.tanh"),
     (changed(TANH, "return torch.relu(torch.tanh(self.linear(x)))"), "forward uses torch.relu, which is not among"),
-    (changed(TANH, "return torch.tanh(self.linear(x)).exp()"), None),  # A method of an expression: see below.
+    (changed(TANH, "return torch.tanh(self.linear(x)).exp()"), "forward uses .exp(), which"),
     (changed(TANH, "x = torch.tanh(self.linear(x))\n        return x.exp()"), "forward uses .exp(), which"),
     (changed(TANH, "x = torch.tanh(self.linear(x))\n        return x * 2"), "forward uses mul, which"),
     (changed("self.linear = nn", "self.drop = nn.Dropout(0.5)\n        self.linear = nn"), "__init__ uses torch.nn.Dropout"),
@@ -411,7 +413,7 @@ TANH = "return torch.tanh(self.linear(x))"
 def test_rules_on_the_text_of_a_file(code, problem):
     found = "; ".join(answer_rules.problems(code, OPERATORS))
     if problem is None:
-        assert not [part for part in found.split("; ") if part and "exp" not in part]
+        assert found == ""
     else:
         assert problem in found
 
