@@ -24,7 +24,7 @@ pid. A worker whose GPU context an error has spoilt replies and ends.
 | `time` | `which`, `set` = 0 | `ms`, `hidden` (whether the spin hid all launches) |
 | `times` | `task`, `which`: a list, `trials`, `seed` (64 bits in hex) | `ms`: for each of the list, the milliseconds of its trials; each trial on inputs of its own, in random order |
 | `kernels` | `which`, `task` = the begun one | `kernel_ms`, `kernels` (how many) |
-| `screen` | `task` = the begun one | `passes`, `tried`, `failed`, `sensitivity`, `outputs`, `fixed_inputs`: screen.py |
+| `screen` | `task` = the begun one, `steps` = false | with `steps` one step, and nothing before the last one; else `passes`, `tried`, `failed`, `sensitivity`, `outputs`, `fixed_inputs`: screen.py |
 | `end` | | nothing; frees the sets and old arenas |
 | `forget` | | nothing; frees every task that is kept for speed |
 
@@ -123,6 +123,7 @@ class Worker:
         self._timers = {}
         self._sets = None
         self._secret = 0
+        self._screening = None
         self._broken = None
 
     def start_device(self):
@@ -274,7 +275,17 @@ class Worker:
     def do_screen(self, fields):
         task = self._named_or_begun_task(fields)
         task.weights.become(None)
-        return screen.screen(task)
+        if not fields.get("steps", bool, False):
+            return screen.screen(task)
+        if self._screening is None:
+            self._screening = screen.parts(task)
+        report = None
+        try:
+            report = next(self._screening)
+        finally:
+            if report is not None or sys.exc_info()[0] is not None:
+                self._screening = None
+        return report or {}
 
     def do_end(self, _fields):
         self._sets = None

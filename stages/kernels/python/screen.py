@@ -17,6 +17,7 @@ Each degenerate answer is compared under the task's own policy with what was exp
 """
 
 import copy
+import math
 
 import inputs
 import judge
@@ -30,8 +31,23 @@ MOST_WEIGHTS = 64
 
 
 def screen(task):
+    """The whole report."""
+    for report in parts(task):
+        pass
+    return report
+
+
+def parts(task):
+    """The same in steps, of which the last gives the report and the others None: between two of them others may have
+    the GPU."""
     with task.running():
-        return Screening(task).report()
+        screening = Screening(task)
+    steps = [*screening.steps(), screening.report]
+    for step in steps:
+        yield None
+        with task.running():
+            report = step()
+    yield report
 
 
 class Screening:
@@ -42,13 +58,10 @@ class Screening:
         self._expectations = task.expect(self._values)
         self._passes, self._tried, self._failed, self._sensitivity = [], [], {}, {}
 
+    def steps(self):
+        return [self._constants, self._copies, self._inputs, self._weights, self._operators, self._precisions]
+
     def report(self):
-        self._constants()
-        self._copies()
-        self._inputs()
-        self._weights()
-        self._operators()
-        self._precisions()
         return {
             "passes": self._passes,
             "tried": self._tried,
@@ -195,7 +208,7 @@ def narrow(value, dtype):
 
 
 def mean(output):
-    value = output.double().mean().item()
+    value = (output.sum(dtype=torch.float64) / output.numel()).item()
     return value if output.is_floating_point() else bool(value >= 0.5) if output.dtype == torch.bool else round(value)
 
 
@@ -206,18 +219,26 @@ def half(output):
 
 
 def relative_change(answer, output):
-    rms = output.double().square().mean().sqrt().item()
-    change = (answer.double() - output.double()).square().mean().sqrt().item()
-    return judge.finite(change / rms) if rms else judge.finite(change) or 0.0
+    # Norms are added up in float64 without copies in it: outputs can be gigabytes.
+    if output.is_floating_point():
+        rms, change = norm(output), norm(answer.to(output.dtype) - output)
+    else:
+        rms, change = norm(output.double()), norm(answer.double() - output.double())
+    return judge.finite(change / rms) if rms else judge.finite(change / math.sqrt(output.numel())) or 0.0
+
+
+def norm(values):
+    return torch.linalg.vector_norm(values, dtype=torch.float64).item()
 
 
 def describe(name, output):
-    wide = output.double()
+    wide = output if output.is_floating_point() else output.double()
+    low, high = torch.aminmax(wide)
     return {
         "name": name,
-        "min": judge.finite(wide.min().item()),
-        "max": judge.finite(wide.max().item()),
-        "mean": judge.finite(wide.mean().item()),
-        "rms": judge.finite(wide.square().mean().sqrt().item()),
-        "zeros": (wide == 0).double().mean().item(),
+        "min": judge.finite(low.item()),
+        "max": judge.finite(high.item()),
+        "mean": judge.finite(wide.sum(dtype=torch.float64).item() / wide.numel()),
+        "rms": judge.finite(norm(wide) / math.sqrt(wide.numel())),
+        "zeros": 1 - torch.count_nonzero(wide).item() / wide.numel(),
     }

@@ -180,21 +180,19 @@ class Task:
 
     def _study_cost(self, values):
         self.flops = counting.count(self.model, lambda: self.forward(values))
-        self.forward_bytes = self._peak_bytes(values)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            before = torch.cuda.memory_allocated(self.device)
+        self.synchronize()
         started = time.perf_counter()
         self.forward(values)
         self.synchronize()
         self.eager_ms = (time.perf_counter() - started) * 1e3
-
-    def _peak_bytes(self, values):
-        """Memory that a forward takes at most; three times as much when a float64 forward follows."""
-        if self.device.type != "cuda":
-            return 0
-        torch.cuda.reset_peak_memory_stats(self.device)
-        before = torch.cuda.memory_allocated(self.device)
-        self.forward(values)
-        peak = torch.cuda.max_memory_allocated(self.device) - before
-        return peak * (3 if self.policy.needs_float64 else 1) + (512 << 20)
+        self.forward_bytes = 0
+        if self.device.type == "cuda":
+            # What a forward takes at most; three times as much when a float64 forward follows.
+            peak = torch.cuda.max_memory_allocated(self.device) - before
+            self.forward_bytes = peak * (3 if self.policy.needs_float64 else 1) + (512 << 20)
 
     def synchronize(self):
         if self.device.type == "cuda":
@@ -457,7 +455,10 @@ def _is_alike(output, other):
 
 
 def _size(tensor):
-    return tensor.nan_to_num(0.0, 0.0, 0.0).double().square().mean().sqrt().item()
+    size = torch.linalg.vector_norm(tensor, dtype=torch.float64).item()
+    if not math.isfinite(size):
+        size = torch.linalg.vector_norm(tensor.nan_to_num(0.0, 0.0, 0.0), dtype=torch.float64).item()
+    return size / math.sqrt(tensor.numel())
 
 
 def _nearly_equal(one, other):

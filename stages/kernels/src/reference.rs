@@ -439,9 +439,10 @@ impl Reference {
         self.ask(&json!({ "do": "kernels", "task": task, "which": which }), ASK_LIMIT)
     }
 
-    /// Which degenerate answers the task would let through.
-    pub fn screen(&mut self, task: &Task) -> Answered<Value> {
-        self.step(&json!({ "do": "screen", "task": task }))
+    /// One step of finding out which degenerate answers the task would let through; the last one gives the answer.
+    pub fn screen_step(&mut self, task: &Task) -> Answered<Option<Value>> {
+        let report: Result<Value, TaskError> = self.step(&json!({ "do": "screen", "task": task, "steps": true }))?;
+        Ok(report.map(|report| report.get("passes").is_some().then_some(report)))
     }
 
     /// Frees the sets.

@@ -254,6 +254,7 @@ RULES = [
     Rule("executes_eager", "The task runs in eager mode (paper, a).", executes_eager),
     Rule("executes_compiled", "The task runs under torch.compile (paper, a).", executes_compiled),
     Rule("no_randomness", "No inherent randomness: forward draws no random number (paper, b).", no_randomness),
+    Rule("finite", "Outputs are finite: NaN equals anything or nothing, depending on who compares.", finite),
     Rule(
         "deterministic",
         "The same inputs give the same outputs, else no verdict on a candidate is stable.",
@@ -261,7 +262,6 @@ RULES = [
         ("determinism_tolerance",),
     ),
     Rule("repeatable_inputs", "Inputs follow the seed, else nobody can check a result.", repeatable_inputs),
-    Rule("finite", "Outputs are finite: NaN equals anything or nothing, depending on who compares.", finite),
     Rule(
         "active",
         "Outputs are spread out: of one that is mostly one value, most can be answered without computing it.",

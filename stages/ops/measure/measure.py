@@ -264,8 +264,11 @@ class Measuring:
         message = f"{self.answered / seconds:.2f} tasks a second; workers: {text}"
         if self.server.gate is not None:
             shares = self.server.gate.shares()
-            message += (f"; GPU: {shares['alone']:.0%} one task's clock, {shares['shared']:.0%} computing, "
-                        f"{shares['idle']:.0%} nobody")
+            alone = {name: value for name, value in self.spent.items() if name.startswith("holding alone")}
+            choosing = alone.get("holding alone: compile", 0.0) / (sum(alone.values()) or 1.0)
+            message += (f"; GPU: {shares['alone'] * (1 - choosing):.0%} one task's clock, "
+                        f"{shares['alone'] * choosing:.0%} the compiler's choice of kernels, "
+                        f"{shares['shared']:.0%} computing, {shares['idle']:.0%} nobody")
         self.program.log(message, level=level)
 
 

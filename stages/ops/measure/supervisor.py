@@ -37,8 +37,8 @@ import isolation
 import zygote
 
 POLL_SECONDS = 0.025
-# Looking at the processes of sixteen workers takes time that compilers could use.
-GPU_POLL_SECONDS = 0.1
+# Looking at the processes of sixteen workers takes time that whoever waits for an answer at the gate would miss.
+GPU_POLL_SECONDS = 0.5
 RESULT_BYTES = 1 << 20
 NOISE_BYTES = 4096
 END_SECONDS = 20
@@ -304,11 +304,11 @@ class Worker:
 
     def _follow(self, last):
         killed_at = None
+        poll = GPU_POLL_SECONDS if self.server.gate else POLL_SECONDS
+        looks_at = time.monotonic() + poll
         while not self.over:
             writing = [self._commands] if self._unsent and self._commands is not None else []
-            ready, writable, _ = select.select(
-                [self._status, *self._open], writing, [], GPU_POLL_SECONDS if self.server.gate else POLL_SECONDS
-            )
+            ready, writable, _ = select.select([self._status, *self._open], writing, [], poll)
             if writable:
                 self._write()
             for descriptor in ready:
@@ -322,7 +322,9 @@ class Worker:
                 if not self.outcome.garbled:
                     self._step(None)
                 return
-            self.outcome.killed = self.outcome.killed or self._overstepped()
+            if time.monotonic() >= looks_at:
+                self.outcome.killed = self.outcome.killed or self._overstepped()
+                looks_at = time.monotonic() + poll
             if self.outcome.killed or self.outcome.garbled and not last:
                 killed_at = killed_at or time.monotonic()
                 self._kill()
@@ -337,6 +339,8 @@ class Worker:
         self._judge_end()
 
     def _write(self):
+        if self._commands is None:
+            return
         try:
             sent = os.write(self._commands, self._unsent)
             self._unsent = self._unsent[sent:]
@@ -482,6 +486,8 @@ class Worker:
         if not pausing:
             self._holding, self._held_since = wanted, time.monotonic()
         self._unsent += b"enter\n"
+        # At once: others wait for as long as it has the place.
+        self._write()
 
     def _may_wait(self):
         """Asked now and then by the gate. A worker has no reason to do anything while it waits."""
@@ -495,7 +501,7 @@ class Worker:
     def _leave_gate(self):
         if self._holding is not None:
             spent = self.outcome.seconds
-            name = f"holding {self._holding}"
+            name = f"holding {self._holding}: {self.outcome.at}"
             spent[name] = spent.get(name, 0.0) + time.monotonic() - self._held_since
             self.server.gate.leave(self._holding)
             self._holding = None

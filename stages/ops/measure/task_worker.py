@@ -29,6 +29,8 @@ from graph_trace import Trace
 
 MINIMUM_TRIALS = 3
 SETTLED_TRIALS = 5
+PAUSE_AFTER = 0.02
+"""Seconds: steps that are shorter don't keep a clock waiting."""
 
 
 class TaskFailed(Exception):
@@ -62,7 +64,9 @@ def first_lines(error):
 
 def kind_of(error):
     text = str(error)
-    exhausted = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "out of memory")
+    # The last is how torch's allocator fails on a GPU where it can't ask how much memory there is: NVIDIA's library for
+    # that does not work in forks.
+    exhausted = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "out of memory", "nvmlInit_v2_")
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in text for words in exhausted):
         return "memory"
     return "exit" if isinstance(error, SystemExit) else "exception"
@@ -118,9 +122,7 @@ class Gate:
 
     def _enter(self, kind):
         self._report.send(gate=kind)
-        if self._commands.line() != b"enter":
-            # The supervisor is gone or gave this worker up.
-            os._exit(1)
+        self._await_place()
         self._holding = kind
 
     def _leave(self):
@@ -144,14 +146,16 @@ class Gate:
 
     def pause(self):
         """Between two steps of a shared place: lets clocks pass."""
-        if self._holding == "shared":
+        if self._holding == "shared" and time.monotonic() - self._since > PAUSE_AFTER:
             torch.cuda.synchronize()
-            self._enter_again()
+            self._report.send(gate="pause")
+            self._await_place()
 
-    def _enter_again(self):
-        self._report.send(gate="pause")
+    def _await_place(self):
         if self._commands.line() != b"enter":
+            # The supervisor is gone or gave this worker up.
             os._exit(1)
+        self._since = time.monotonic()
 
     @contextlib.contextmanager
     def alone(self):
@@ -466,7 +470,6 @@ def time_calls(task, clock, model, inputs, name):
         seconds, times, all_hidden = launch_seconds(task, model, inputs), [], None
         # A GPU is warm from what was run before.
         warmup = min(task.params["warmup"], 1 if task.device.type == "cuda" else task.params["warmup"])
-        gc.collect()
         gc.disable()
         try:
             for trial in range(warmup + task.params["trials"]):
@@ -549,6 +552,7 @@ def measure(setup, job, report, gate, clock):
             outputs, summary = run_eager(task, first)
             report.facts(peak_memory_bytes=peak_memory(task.device, before))
             if task.device.type == "cpu":
+                gc.collect()
                 # Before anything that could break the process, so that a crash still leaves a time.
                 time_calls(task, clock, task.model, first, "eager")
             gate.pause()
@@ -568,6 +572,7 @@ def measure(setup, job, report, gate, clock):
                 del results
         finally:
             # One visit to the clock for both. What does not compile still has its eager time.
+            gc.collect()
             with gate.alone() if models else contextlib.nullcontext():
                 for name, model in models.items():
                     time_calls(task, clock, model, first, name)

@@ -16,6 +16,7 @@ It is driven over a socket (fork_server.py): the first message asks for warmth, 
 with four descriptors: where jobs come from, where results and noise go, and where its end is told.
 """
 
+import gc
 import json
 import os
 import signal
@@ -55,6 +56,9 @@ def warm_up(request):
         else:
             warm_up_compiler(torch)
         answer["compile_warm_up_s"] = time.perf_counter() - started
+    # What is there by now stays: workers need not look through it each time they collect garbage.
+    gc.collect()
+    gc.freeze()
     answer["threads"] = count_threads()
     return answer
 

@@ -22,7 +22,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use self::baselines::Wanted;
 use self::draft::Draft;
 use self::judging::Job;
 use self::seat::{Card, Seat, Setback, settled};
@@ -36,7 +35,7 @@ use crate::reward::Scheme;
 use crate::runner::gpu::GpuRunners;
 use crate::verdict::Verdict;
 
-pub use self::baselines::{Baseline, Profiled};
+pub use self::baselines::{Baseline, Profiled, Wanted};
 pub use self::random::secret;
 
 /// Where candidates run.
@@ -167,10 +166,10 @@ impl Evaluator {
         Ok(judged.unwrap_or_else(|error| Draft::new(task, candidate, seed).task_error(error)))
     }
 
-    /// Times baselines of a task, in random order, `trials` forwards of each, and finds out which answers without the work
+    /// Times baselines of a task, in random order, and finds out which answers without the work
     /// its policy would let through.
-    pub fn profile(&self, task: &Task, names: &[String], trials: u32, screen: bool, seed: u64) -> Answered<Profiled> {
-        let wanted = Wanted { task, names, trials, seed, screen, is_gpu: self.is_gpu };
+    pub fn profile(&self, wanted: &Wanted) -> Answered<Profiled> {
+        let wanted = Wanted { kernel_times: wanted.kernel_times && self.is_gpu, ..*wanted };
         self.on_a_card(|seat| {
             settled(seat.measure(|lane, gate| {
                 let answered = baselines::profile(lane, gate, &wanted);

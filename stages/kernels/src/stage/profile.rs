@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{evaluator, flag, number, template};
 use crate::candidate::without_byte_order_mark;
-use crate::evaluator::{Baseline, Evaluator, Profiled, secret};
+use crate::evaluator::{Baseline, Evaluator, Profiled, Wanted, secret};
 use crate::fault::EvaluatorError;
 use crate::profile::roofline;
 use crate::reference::{Answered, Task};
@@ -17,30 +17,32 @@ use crate::reference::{Answered, Task};
 pub fn main() -> u8 {
     Program::main(|program| {
         let request = program.request.clone();
-        let (wanted, template) = (Wanted::of(&request), template(&request)?);
+        let (wanted, template) = (Choice::of(&request), template(&request)?);
         let evaluator = evaluator(&request, Duration::from_secs_f64(number(&request, "time_limit_s")))?;
         program.each_row_at_once(evaluator.width(), |row| answer(&evaluator, &wanted, &template, &row))
     })
 }
 
-struct Wanted {
+struct Choice {
     baselines: Vec<String>,
     trials: u32,
     screen: bool,
+    kernel_times: bool,
 }
 
-impl Wanted {
+impl Choice {
     fn of(request: &Request) -> Self {
         let others = ["compile", "autotune"].into_iter().filter(|name| flag(request, name));
         Self {
             baselines: ["eager"].into_iter().chain(others).map(str::to_owned).collect(),
             trials: number(request, "trials") as u32,
             screen: flag(request, "screen"),
+            kernel_times: flag(request, "kernel_times"),
         }
     }
 }
 
-fn answer(evaluator: &Evaluator, wanted: &Wanted, template: &Task, row: &RowInput) -> Result<RowResult, ProgramError> {
+fn answer(evaluator: &Evaluator, wanted: &Choice, template: &Task, row: &RowInput) -> Result<RowResult, ProgramError> {
     let result = |status, reason: Option<&str>, detail, outputs| RowResult {
         row: row.row.clone(),
         status,
@@ -66,7 +68,7 @@ fn answer(evaluator: &Evaluator, wanted: &Wanted, template: &Task, row: &RowInpu
 /// The columns of a task; one that cannot be worked with has only its error.
 fn profile(
     evaluator: &Evaluator,
-    wanted: &Wanted,
+    wanted: &Choice,
     task: &Task,
     seed: u64,
 ) -> Result<Map<String, Value>, EvaluatorError> {
@@ -82,8 +84,15 @@ fn profile(
     })
 }
 
-fn measure(evaluator: &Evaluator, wanted: &Wanted, task: &Task, seed: u64) -> Answered<Map<String, Value>> {
-    let profiled = evaluator.profile(task, &wanted.baselines, wanted.trials, wanted.screen, seed ^ secret()?)?;
+fn measure(evaluator: &Evaluator, wanted: &Choice, task: &Task, seed: u64) -> Answered<Map<String, Value>> {
+    let profiled = evaluator.profile(&Wanted {
+        task,
+        names: &wanted.baselines,
+        trials: wanted.trials,
+        seed: seed ^ secret()?,
+        screen: wanted.screen,
+        kernel_times: wanted.kernel_times,
+    })?;
     Ok(profiled.map(|profiled| columns(task, &profiled, wanted.trials)))
 }
 
