@@ -108,7 +108,8 @@ azurite: ## The Azure server of some tests, in build/azurite; they are skipped w
 	} || echo "Azurite is not installed: the tests on Azure's protocol are skipped."
 
 build: tools ## The release binary, target/release/cuda-agent
-	@cargo build --release --locked --quiet
+	@[ -e $(RELEASE) ] || echo "Building the binary: some five minutes on two cores, once"
+	@cargo build --release --locked
 
 relock: ## Accept changed stage sources after a version bump (SAME_RESULTS=1: they give the same results)
 	@cargo run --quiet --package cuda-agent-builtin --example relock -- $(if $(SAME_RESULTS),--same-results)

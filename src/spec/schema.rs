@@ -134,6 +134,9 @@ fn shape(shape_: &Shape) -> Value {
         Shape::Text | Shape::Column | Shape::Size => json!({"type": "string"}),
         Shape::Written => json!({"type": ["string", "number", "boolean"]}),
         Shape::Any("a whole number") => json!({"anyOf": [{"type": "integer", "minimum": 0}, expression()]}),
+        Shape::Any("a whole number, or `all`") => {
+            json!({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "all"}, expression()]})
+        }
         Shape::Any("a value") => json!({}),
         Shape::Any(_) => json!({"type": ["string", "number", "boolean"]}),
         Shape::Boolean => json!({"type": "boolean"}),

@@ -24,7 +24,7 @@ def lock_path(gpu):
 class Gate:
     """`most` may compute at once; more would only wait for each other, and hold memory meanwhile."""
 
-    def __init__(self, *, enough=3, most=6, path=None):
+    def __init__(self, *, enough=3, most=9, path=None):
         self._enough, self._most = enough, most
         self._changed = threading.Condition()
         self._sharing, self._alone, self._clocks, self._closed = 0, False, 0, False

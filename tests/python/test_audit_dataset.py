@@ -1,6 +1,6 @@
 """The audit finds every defect that is planted, and none in a set without.
 
-With a dataset of the quickstart at hand (`cuda-agent export dataset build/quickstart`, or another folder that
+With a dataset of the quickstart at hand (`cuda-agent export dataset.dataset build/quickstart`, or another folder that
 CUDA_AGENT_DATASET names) that one is audited too, with rows run.
 """
 
@@ -252,6 +252,6 @@ def test_the_exit_status_says_what_was_found(tmp_path, capsys):
 DATASET = pathlib.Path(os.environ.get("CUDA_AGENT_DATASET", ROOT / "build" / "quickstart"))
 
 
-@pytest.mark.skipif(not DATASET.exists(), reason=f"no dataset at {DATASET}: cuda-agent export dataset build/quickstart")
+@pytest.mark.skipif(not DATASET.exists(), reason=f"no dataset at {DATASET}: cuda-agent export dataset.dataset build/quickstart")
 def test_the_published_dataset_is_clean(capsys):
     assert audit_dataset.main([str(DATASET), "--run", "8"]) == 0, capsys.readouterr().out

@@ -5,7 +5,12 @@ import contextlib
 import functools
 import json
 import multiprocessing
+import os
 import warnings
+
+# Some configurations ask the hub for another model's, with half a minute of retries where there is no network; and what
+# is crawled must not depend on what the hub says today.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 

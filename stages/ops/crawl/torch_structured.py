@@ -213,11 +213,14 @@ HIDDEN = pick(32, 48, 64, 96)
 
 def cell(call, gates, states=("hidden",)):
     """A step of a recurrent network as a function of its weights."""
-    scale = "hidden_size ** -0.5"
-    return [draft(call, ranks=[2], symbols={"hidden_size": HIDDEN}, operands=[
+    scale, rows, symbols = "hidden_size ** -0.5", "hidden_size", {"hidden_size": HIDDEN}
+    if gates > 1:
+        # A symbol of its own, so that the task has a name for it.
+        rows, symbols = "gate_size", {**symbols, "gate_size": {"choices": f"[{gates} * hidden_size]"}}
+    return [draft(call, ranks=[2], symbols=symbols, operands=[
         *(operand(state, ["shape[0]", "hidden_size"]) for state in states),
-        operand("input_weight", [f"{gates} * hidden_size", "shape[1]"], roles=["parameter"], scale=scale),
-        operand("hidden_weight", [f"{gates} * hidden_size", "hidden_size"], roles=["parameter"], scale=scale)])]
+        operand("input_weight", [rows, "shape[1]"], roles=["parameter"], scale=scale),
+        operand("hidden_weight", [rows, "hidden_size"], roles=["parameter"], scale=scale)])]
 
 
 STRUCTURED |= {

@@ -24,6 +24,7 @@ UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 UNITS.update({f"{letter}iB": 1024 ** (power + 1) for power, letter in enumerate("KMGT")})
 
 TASKS_PER_GPU_WORKER = 200
+PARAMS_OF_WORKERS = ("compile", "threads", "trials", "warmup", "settled", "timing_s", "slow_ms")
 TELL_SECONDS = 60
 
 COMPILER_HINT = (
@@ -134,9 +135,10 @@ def setup_for(program, device, limits):
         "action": "measure",
         "device": device,
         "params": {
-            name: program.params[name] for name in ("compile", "threads", "trials", "warmup", "settled", "timing_s")
+            name: program.params[name] for name in PARAMS_OF_WORKERS
         },
         **limits,
+        "lives_on": tasks_per_worker(program, device) > 1,
         # A worker that lives for many tasks is watched by the clock on the wall alone.
         **({"cpu_seconds": cpu_seconds} if tasks_per_worker(program, device) == 1 else {}),
     }

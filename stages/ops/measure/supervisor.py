@@ -710,6 +710,10 @@ class Slot:
             raise
         if last or not outcome.is_clean:
             self.close()
+        if not last and not outcome.is_clean:
+            error = outcome.facts.get("error_kind")
+            why = outcome.killed or outcome.garbled or outcome.left_behind or error or f"exit status {outcome.code}"
+            self._server.log(f"a worker is replaced: {why}", level="debug")
         return outcome
 
 

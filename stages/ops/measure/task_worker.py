@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 
 import cuda_agent_stage as stage
 import tensors
@@ -35,6 +36,10 @@ PAUSE_AFTER = 0.02
 
 class TaskFailed(Exception):
     """The task's own code failed; the facts about it have been sent."""
+
+
+class TooSlow(Exception):
+    """Not worth measuring further."""
 
 
 class Report:
@@ -69,7 +74,7 @@ def kind_of(error):
     exhausted = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "out of memory", "nvmlInit_v2_")
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in text for words in exhausted):
         return "memory"
-    return "exit" if isinstance(error, SystemExit) else "exception"
+    return "exit" if isinstance(error, SystemExit) else "slow" if isinstance(error, TooSlow) else "exception"
 
 
 class Step:
@@ -297,6 +302,24 @@ def run_eager(task, first):
     )
     task.finite, task.deviations_seen = summary.finite, [summary.deviation]
     return outputs, summary
+
+
+def refuse_slow(task, first):
+    """A task that takes far longer than anybody wants ends here: a forward of a second would keep everybody else from
+    the GPU for half a minute."""
+    limit = task.params["slow_ms"]
+    if not limit:
+        return
+    with Step(task.report, "eager_timing"):
+        synchronise(task.device)
+        started = time.perf_counter()
+        task.forward(first)
+        synchronise(task.device)
+        milliseconds = (time.perf_counter() - started) * 1e3
+        if milliseconds <= limit:
+            return
+        task.report.facts(eager_ms=milliseconds, eager_min_ms=milliseconds, eager_trials=1)
+        raise TooSlow(f"a forward takes {milliseconds:.3g} ms, slow_ms is {limit:g}")
 
 
 def check_randomness(task, first, outputs, deviations):
@@ -551,6 +574,7 @@ def measure(setup, job, report, gate, clock):
                 torch.cuda.reset_peak_memory_stats()
             outputs, summary = run_eager(task, first)
             report.facts(peak_memory_bytes=peak_memory(task.device, before))
+            refuse_slow(task, first)
             if task.device.type == "cpu":
                 gc.collect()
                 # Before anything that could break the process, so that a crash still leaves a time.
@@ -564,6 +588,9 @@ def measure(setup, job, report, gate, clock):
             gate.pause()
             check_other_weights(task, others)
             del outputs, others
+            if task.device.type == "cuda":
+                # Others need what torch would keep in stock while this task is compiled.
+                torch.cuda.empty_cache()
         models = {"eager": task.model} if task.device.type == "cuda" else {}
         try:
             if setup["params"]["compile"]:
@@ -581,6 +608,22 @@ def measure(setup, job, report, gate, clock):
 def other_model(task):
     with Step(task.report, "init"):
         return task.make_model(task.seed + 1)
+
+
+def warm_up(setup, gate):
+    """Has torch do what it does once in a process, some of which replaces its own functions, before a task does."""
+    device = torch.device(setup["device"])
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Softmax(-1)).eval()
+    with torch.no_grad(), gate.shared():
+        model, values = model.to(device), torch.randn(4, 8, device=device)
+        with Trace(model, [values]):
+            model(values)
+    if setup["params"]["compile"]:
+        task = types.SimpleNamespace(device=device, gate=gate)
+        # Where it can't compile, the tasks' facts say so.
+        with torch.no_grad(), contextlib.suppress(Exception):
+            torch.compile(model, **compiler(task))(values)
+    torch._dynamo.reset()
 
 
 class Traces:
@@ -663,6 +706,8 @@ def serve(setup, results, commands_descriptor):
         choose_kernels_apart(gate)
         with gate.shared():
             clock = CudaClock(torch.device("cuda"))
+    if setup["lives_on"]:
+        warm_up(setup, gate)
         traces = Traces()
     while True:
         try:

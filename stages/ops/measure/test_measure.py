@@ -38,7 +38,7 @@ measure = load_program()
 
 PARAMS = {
     "device": "auto", "compile": True, "threads": 1, "trials": 5, "warmup": 1, "timing_s": 2.0, "time_limit_s": 20,
-    "memory_limit": "1GiB", "disk_limit": "64MiB", "gpu_memory_limit": "8GiB", "settled": 0.0, "workers": 0,
+    "memory_limit": "1GiB", "disk_limit": "64MiB", "gpu_memory_limit": "8GiB", "settled": 0.0, "slow_ms": 0, "workers": 0,
     "tasks_per_worker": 0,
 }  # fmt: skip
 
@@ -268,6 +268,15 @@ def test_an_honest_task(answers):
     assert row["eager_trials"] == row["compiled_trials"] == 5 and row["compile_s"] > 0 and row["total_s"] > 0
 
 
+def test_facts_of_the_graph_and_of_other_draws(answers):
+    row = facts(answers, "linear")
+    assert row["graph_operators"] == ["addmm"] and len(row["graph"]) == 64
+    assert 1 <= row["seed_std_ratio"] < 2 and row["output_zero_share"] == 0 and row["output_top_share"] < 0.01
+    constant = facts(answers, "constant")
+    assert constant["seed_std_ratio"] is None and constant["output_top_share"] == 1
+    assert facts(answers, "attention")["graph"] != row["graph"]
+
+
 def test_a_constant_output(answers):
     row = facts(answers, "constant")
     assert row["output_constant"] and row["fresh_abs"] == 0 and row["output_std"] == 0 and row["output_mean"] == 3
@@ -385,6 +394,67 @@ def test_a_dead_zygote_fails_the_row_and_is_replaced(tmp_path):
     assert not processes_of_workers() - before, "a zygote outlived its program"
 
 
+# What a task can leave behind in a process that goes on.
+LEAVING = {
+    "replaces a function": task(top="torch.relu = lambda x: x * 0"),
+    "replaces a builtin": task(top="import builtins\nbuiltins.len = lambda x: 1"),
+    "changes a setting": task(top="torch.set_default_dtype(torch.float64)"),
+    "starts a thread": task(
+        top="import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
+    ),
+    "fails": task("return x @ x"),
+}
+
+
+def test_a_worker_lives_for_many_tasks_until_one_leaves_something_behind(tmp_path):
+    driver = Driver(tmp_path, compile=False, tasks_per_worker=50)
+    # Process ids are the same in every namespace; the instant at which a process began is not.
+    process = task("return x * int(open('/proc/self/stat').read().split()[21])", inputs="[torch.ones(1).double()]")
+
+    def began():
+        (row,) = driver.measure(process)["outputs"]["rows"]
+        assert row["error"] is None, row["error"]
+        return row["output_max"]
+
+    first = began()
+    honest = driver.measure(HONEST["linear"])["outputs"]["rows"][0]
+    assert honest["error"] is None and honest["output_std"] > 0 and began() == first
+    for name, code in LEAVING.items():
+        before = began()
+        driver.measure(code)
+        assert began() != before, f"a task that {name} left its worker alive"
+        again = driver.measure(HONEST["linear"])["outputs"]["rows"][0]
+        assert again["output_std"] == honest["output_std"] and again["graph"] == honest["graph"]
+    assert driver.close() == 0
+
+
+def test_several_tasks_at_a_time_are_each_answered(tmp_path):
+    driver = Driver(tmp_path, compile=False, workers=3)
+    names = list(HONEST)
+    for number, name in enumerate(names):
+        row = {"row": f"{number:064d}", "seed": 5, "columns": {"code": HONEST[name]}}
+        driver.process.stdin.write(json.dumps(row) + "\n")
+    driver.process.stdin.flush()
+    events = (json.loads(line) for line in driver.events)
+    found = {}
+    while len(found) < len(names):
+        event = next(events)
+        if event["event"] == "row":
+            found[names[int(event["row"])]] = event["outputs"]["rows"][0]
+    assert driver.close() == 0
+    assert set(found) == set(names)
+    assert found["linear"]["parameters"] == 32 * 16 + 16 and found["not_a_number"]["finite"] is False
+
+
+def test_a_slow_task_is_not_measured_further(tmp_path):
+    driver = Driver(tmp_path, slow_ms=20)
+    slow = driver.measure(task("import time\ntime.sleep(0.05)\nreturn x * 2"))["outputs"]["rows"][0]
+    assert (slow["error_stage"], slow["error_kind"]) == ("eager_timing", "slow") and slow["eager_ms"] > 20
+    assert slow["executes_eager"] and not slow["executes_compiled"] and slow["repeat_abs"] is None
+    assert driver.measure(HONEST["linear"])["outputs"]["rows"][0]["error"] is None
+    assert driver.close() == 0
+
+
 def test_another_device_is_refused(tmp_path):
     error = Driver(tmp_path, device={"type": "cpu", "model": "another CPU"}, compile=False).error()
     assert error["kind"] == "device" and "another CPU" in error["message"]
@@ -412,7 +482,8 @@ def test_without_namespaces_strays_are_ended_and_limits_hold(tmp_path):
     try:
         server.walls = False
         params = {**PARAMS, "compile": False}
-        setup = {"action": "measure", "device": "cpu", "memory_limit": 1 << 30, "disk_limit": 1 << 26, "params": params}
+        setup = {"action": "measure", "device": "cpu", "memory_limit": 1 << 30, "disk_limit": 1 << 26, "params": params,
+                 "lives_on": False}  # fmt: skip
         job = {"seed": 1, "time_limit_s": 30.0, "memory_limit": 1 << 30, "params": params}
         slot = supervisor.Slot(server, 0, supervisor.Company(), 1)
 

@@ -47,7 +47,9 @@ def warm_up(request):
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     torch.set_num_threads(1)
     answer = {"torch": torch.__version__, "cuda_built": torch.version.cuda is not None}
-    import task_worker  # noqa: F401  imported here so that workers find it loaded
+    # Imported here so that workers find them loaded: the first dispatch mode of a process needs the compiler's front.
+    import task_worker  # noqa: F401
+    import torch._dynamo  # noqa: F401
 
     if request["compile"]:
         started = time.perf_counter()

@@ -5,20 +5,19 @@
 
 use std::collections::BTreeMap;
 
-/// The manifest of `kernels/profile`. Where a column of it is measured by `ops/measure` too, it is published under the
-/// name with `profile_` before it.
-const PROFILE: &str = include_str!("../../../kernels/profile/stage.yaml");
-const PROFILE_PREFIX: &str = "profile_";
-
 /// The manifests whose columns end up in a measurements table; of a name in several, the latest one counts.
-const MANIFESTS: [&str; 3] =
-    [PROFILE, include_str!("../../synthesize/stage.yaml"), include_str!("../../measure/stage.yaml")];
+const MANIFESTS: [&str; 5] = [
+    include_str!("../../../kernels/profile/stage.yaml"),
+    include_str!("../../generate/stage.yaml"),
+    include_str!("../../resize/stage.yaml"),
+    include_str!("../../synthesize/stage.yaml"),
+    include_str!("../../measure/stage.yaml"),
+];
 
 /// Column to explanation. Within a manifest the first of a name counts: the rows' output comes before that of what was
 /// left out.
 pub fn explanations() -> BTreeMap<String, String> {
-    let renamed = columns(PROFILE).into_iter().map(|(name, doc)| (format!("{PROFILE_PREFIX}{name}"), doc));
-    renamed.chain(MANIFESTS.iter().flat_map(|manifest| columns(manifest).into_iter().rev())).collect()
+    MANIFESTS.iter().flat_map(|manifest| columns(manifest).into_iter().rev()).collect()
 }
 
 /// The columns of a manifest with their explanations, in its order.
