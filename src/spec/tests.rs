@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use cuda_agent_protocol::manifest::Resources;
 use cuda_agent_protocol::{Manifest, PortType};
 use serde_json::json;
 
@@ -164,6 +165,15 @@ fn the_quickstart_resolves() {
     assert_eq!((measured.resources.cpu, measured.resources.gpu, measured.resources.memory), (4, 1, 4 << 30));
     assert_eq!(measured.timeout, Some(std::time::Duration::from_secs(7200)));
     assert_eq!(measured.retry.attempts, 1);
+}
+
+#[test]
+fn all_of_a_machines_cores_can_be_asked_for() {
+    let text = "name: x\nparams: { cores: all }\nstages:\n  a: { uses: run, run: 'true', outputs: { o: { type: tree } }, resources: { cpu: all } }\n  \
+                b: { uses: run, run: 'true', outputs: { o: { type: tree } }, resources: { cpu: \"${params.cores}\", gpu: 1 } }\n";
+    let pipeline = parse(text).unwrap();
+    assert!(pipeline.stages.iter().all(|stage| stage.resources.cpu == Resources::ALL_CORES));
+    assert_eq!(pipeline.stages[1].resources.clone().on(32, 2).cpu, 16);
 }
 
 #[test]

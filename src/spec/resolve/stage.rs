@@ -57,11 +57,15 @@ impl Reader<'_> {
 
     /// A number of cores, or `all`.
     fn cores(&mut self, field: &Option<Free>, spot: &Spot) -> Option<u32> {
-        let Free(value) = field.as_ref()?;
-        let mut unread = Vec::new();
-        match self.scope.value(value.clone(), spot, &mut unread) {
-            Some(Value::String(word)) if word == "all" => Some(Resources::ALL_CORES),
-            _ => self.whole(field, spot, "cpu", 1),
+        let value = self.value(field, spot)?;
+        match value.as_u64().filter(|number| *number >= 1).map(u32::try_from) {
+            Some(Ok(number)) => Some(number),
+            _ if value == "all" => Some(Resources::ALL_CORES),
+            _ => {
+                let message = format!("`cpu` must be a whole number from 1, or `all`, not {}", describe(&value));
+                self.report(Problem::new(spot.place(), message));
+                None
+            }
         }
     }
 

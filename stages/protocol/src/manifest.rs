@@ -343,3 +343,34 @@ pub mod bytes {
         deserializer.deserialize_any(Visitor)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_cores_are_a_gpus_part_of_them() {
+        let need = |gpu| Resources { cpu: Resources::ALL_CORES, memory: 0, gpu };
+        let cores = |gpu, cores, gpus| need(gpu).on(cores, gpus).cpu;
+        assert_eq!(
+            [cores(0, 16, 0), cores(0, 16, 8), cores(1, 16, 1), cores(1, 32, 2), cores(2, 32, 2)],
+            [16, 16, 16, 16, 32]
+        );
+        // More GPUs than cores, and a GPU where there is none: the stage's own needs are looked at elsewhere.
+        assert_eq!([cores(1, 4, 8), cores(1, 4, 0)], [1, 4]);
+        assert_eq!(Resources { cpu: 3, memory: 0, gpu: 1 }.on(16, 4).cpu, 3);
+    }
+
+    #[test]
+    fn a_window_grows_with_the_cores() {
+        let by_row = |window, window_per_core| ByRow {
+            port: "rows".to_owned(),
+            window,
+            window_per_core,
+            workers: 0,
+            row_timeout_s: None,
+        };
+        assert_eq!([by_row(1, 0).window_of(16), by_row(1, 2).window_of(16), by_row(64, 2).window_of(16)], [1, 32, 64]);
+        assert_eq!(by_row(0, 0).window_of(1), 1);
+    }
+}
