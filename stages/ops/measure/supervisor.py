@@ -229,6 +229,8 @@ class Worker:
         self.first = self.handle = None
         self.jobs, self.over, self._holding, self._unsent, self._lines = 0, False, None, b"", b""
         self.job, self.outcome, self.received, self.waited = None, Outcome(), 0, 0.0
+        # Bytes that its processes had added when they were last looked at.
+        self.used = 0
         number = slot if isinstance(slot, int) else 0
         setup = {
             **setup, "walls": server.walls, "scratch": self.scratch, "user": server.user + number,
@@ -387,8 +389,8 @@ class Worker:
         processes = descendants(self.first)
         if len(processes) > MAX_PROCESSES:
             return "processes"
-        used = sum(added_memory(process, self.server.inherited_bytes) for process in processes)
-        return "memory" if used > self.job["memory_limit"] else None
+        self.used = sum(added_memory(process, self.server.inherited_bytes) for process in processes)
+        return "memory" if self.used > self.job["memory_limit"] else None
 
     def _read(self, descriptor):
         """Take what is there; False where there is nothing more."""
@@ -684,12 +686,15 @@ class Slot:
         second time without company. Raises WorkerUnavailable where nothing was learnt."""
         started = time.monotonic()
         with self._company.beside_others():
-            outcome = self._run(setup, job)
+            outcome, had_predecessors = self._run(setup, job)
+            if had_predecessors and (outcome.killed or outcome.garbled or not outcome.finished):
+                # What ended badly may be the fault of a task before it in that process.
+                outcome, _ = self._run(setup, job)
         short_of_memory = self._server.gate is not None and outcome.facts.get("error_kind") == "memory"
         if outcome.suspicious or short_of_memory:
             with self._company.alone():
                 self.close()
-                outcome = self._run(setup, job)
+                outcome, _ = self._run(setup, job)
             if outcome.killed is None and not outcome.finished and outcome.code == 137:
                 outcome.noise += b"\nkilled twice"
         facts = facts_of(outcome, job)
@@ -697,24 +702,27 @@ class Slot:
         return facts, outcome.seconds
 
     def _run(self, setup, job):
+        """The outcome, and whether the process had measured other tasks before."""
         if self._worker is not None and self._worker.over:
             # It ended between two jobs, by itself or with the zygote.
             self.close()
         try:
             if self._worker is None:
                 self._worker = self._open.enter_context(self._server.worker(setup, self._number))
-            last = self._worker.jobs + 1 >= self._tasks_per_worker
-            outcome = self._worker.run(job, last=last)
+            worker = self._worker
+            last = worker.jobs + 1 >= self._tasks_per_worker
+            outcome = worker.run(job, last=last)
         except WorkerUnavailable:
             self.close()
             raise
-        if last or not outcome.is_clean:
+        # Processes grow; a task must not be ended for what those before it have taken.
+        if last or not outcome.is_clean or worker.used > job["memory_limit"] / 2:
             self.close()
         if not last and not outcome.is_clean:
             error = outcome.facts.get("error_kind")
             why = outcome.killed or outcome.garbled or outcome.left_behind or error or f"exit status {outcome.code}"
             self._server.log(f"a worker is replaced: {why}", level="debug")
-        return outcome
+        return outcome, worker.jobs > 1
 
 
 def hide_from_tasks():

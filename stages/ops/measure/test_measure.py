@@ -428,6 +428,16 @@ def test_a_worker_lives_for_many_tasks_until_one_leaves_something_behind(tmp_pat
     assert driver.close() == 0
 
 
+def test_a_task_is_not_to_blame_for_those_before_it(tmp_path):
+    driver = Driver(tmp_path, compile=False, tasks_per_worker=50)
+    mark = task(top="import sys\nsys.modules['marker'] = sys")
+    trip = task(top="import os, sys\nif 'marker' in sys.modules: os.abort()")
+    for code in (mark, trip, HOSTILE["aborts"][0], mark):
+        (row,) = driver.measure(code)["outputs"]["rows"]
+        assert row["error_kind"] == ("crash" if code is HOSTILE["aborts"][0] else None), row["error"]
+    assert driver.close() == 0
+
+
 def test_several_tasks_at_a_time_are_each_answered(tmp_path):
     driver = Driver(tmp_path, compile=False, workers=3)
     names = list(HONEST)
