@@ -19,6 +19,7 @@ import time
 import cuda_agent_stage as stage
 import gpu_gate
 import supervisor
+from granted_device import device_type
 
 UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 UNITS.update({f"{letter}iB": 1024 ** (power + 1) for power, letter in enumerate("KMGT")})
@@ -66,19 +67,6 @@ def check_compiler():
     if not any(shutil.which(name) for name in ([named] if named else ["g++", "clang++", "c++"])):
         missing = f"the C++ compiler {named!r}" if named else "a C++ compiler"
         raise stage.StageError(f"{missing} is not installed", kind="environment", hint=COMPILER_HINT)
-
-
-def device_type(program):
-    """`cpu` or `cuda`: what the engine files the results under, which the parameter must not contradict."""
-    declared, wanted = program.device["type"], program.params["device"]
-    if wanted not in ("auto", declared):
-        hint = "give the stage `resources: { gpu: 1 }`" if wanted == "cuda" else "take `gpu` off its resources"
-        raise stage.StageError(
-            f"the parameter device is {wanted}, but the stage was given a device of type {declared}",
-            kind="device",
-            hint=hint,
-        )
-    return declared
 
 
 def check_device(program, server, device):

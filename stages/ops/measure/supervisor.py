@@ -203,13 +203,20 @@ class Zygote:
     @contextlib.contextmanager
     def worker(self, setup, slot):
         """A worker, ended with the block. `slot` tells apart those that live side by side."""
-        worker = Worker(self, setup, slot)
-        self._workers += 1
+        # Counted before it is there: who looks for strays meanwhile must not take its keeper for one.
+        self._count(1)
         try:
-            yield worker
+            worker = Worker(self, setup, slot)
+            try:
+                yield worker
+            finally:
+                worker.end()
         finally:
-            worker.end()
-            self._workers -= 1
+            self._count(-1)
+
+    def _count(self, more):
+        with self._sending:
+            self._workers += more
 
     def open_worker(self, setup, descriptors):
         self._send(setup, descriptors)

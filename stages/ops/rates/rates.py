@@ -16,6 +16,7 @@ import time
 
 import cuda_agent_stage as stage
 from estimate import measured_device, milliseconds
+from granted_device import device_type
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 FACTOR_STEP = 2**0.5
@@ -155,18 +156,6 @@ def measured_rows(worker, operators, kind, device, budget_s, limit_s, progress):
         if done % 50 == 0 or done + 1 == len(jobs):
             progress(done + 1, len(jobs), "measurements")
     return sorted(rows, key=lambda item: (item["name"], item["usage"], item["rank"]))
-
-
-def device_type(program):
-    """`cpu` or `cuda`: what the engine files the results under, which the parameter must not contradict."""
-    declared, wanted = program.device["type"], program.params["device"]
-    if wanted not in ("auto", declared):
-        hint = "give the stage `resources: { gpu: 1 }`" if wanted == "cuda" else "take `gpu` off its resources"
-        raise stage.StageError(
-            f"the parameter device is {wanted}, but the stage was given a device of type {declared}",
-            kind="device", hint=hint,
-        )
-    return declared
 
 
 def check_model(program, kind, name):
