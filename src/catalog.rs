@@ -165,9 +165,16 @@ fn load_folder(path: &Path) -> Result<Kind, CatalogError> {
     Ok(Kind { manifest: Arc::new(manifest), identity, program, origin: path.display().to_string() })
 }
 
+/// What to say of a source or file that is not there.
+const NO_SOURCE: &str = "declared under `sources:` or `files:`, but it does not exist";
+
 /// Files of one declared source, by path relative to `folder` (which may start with `..`).
 pub fn source_files(folder: &Path, source: &str) -> Result<Vec<(String, PathBuf)>, ArtifactError> {
     let source = source.trim_end_matches('/');
+    if !folder.join(source).exists() {
+        let path = folder.join(source);
+        return Err(ArtifactError::Malformed { path: path.display().to_string(), message: NO_SOURCE.into() });
+    }
     let files = tree::list(&folder.join(source))?.into_iter();
     let named =
         files.map(|(path, real)| (if path.is_empty() { source.to_owned() } else { format!("{source}/{path}") }, real));

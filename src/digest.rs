@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::Read;
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -46,6 +47,24 @@ impl Digest {
             hasher.update_mmap(path)?;
         }
         Ok(Self(*hasher.finalize().as_bytes()))
+    }
+
+    /// Of a file's bytes, adding them to `read` as they are read.
+    pub fn of_file_counted(path: &Path, read: &AtomicU64) -> std::io::Result<Self> {
+        const STEP: usize = 1 << 20;
+        let mut file = std::fs::File::open(path)?;
+        let mut hasher = blake3::Hasher::new();
+        let mut bytes = vec![0; STEP.min(file.metadata()?.len() as usize + 1)];
+        loop {
+            let count = match file.read(&mut bytes) {
+                Ok(0) => return Ok(Self::finish(&hasher)),
+                Ok(count) => count,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            hasher.update(&bytes[..count]);
+            read.fetch_add(count as u64, Ordering::Relaxed);
+        }
     }
 
     /// Of bytes in a context.

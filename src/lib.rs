@@ -11,6 +11,7 @@ pub mod event;
 pub mod execute;
 pub mod host;
 pub mod key;
+pub mod name;
 pub mod plan;
 pub mod rows;
 pub mod schedule;
@@ -37,6 +38,16 @@ impl Folders {
         std::fs::create_dir_all(root)?;
         let root = root.canonicalize()?;
         Ok(Self { work: root.join("work"), state: root.join("state"), cache: root.join("cache") })
+    }
+}
+
+/// Runs what blocks on another thread, where there is a runtime whose own must go on; otherwise here.
+pub async fn off_loop<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else { return work() };
+    match runtime.spawn_blocking(work).await {
+        Ok(done) => done,
+        // Nobody cancels such a task.
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
 }
 

@@ -114,6 +114,51 @@ pub enum Step {
     Widen(usize, ResourceGrant),
 }
 
+/// Among ready stages, the smallest goes first: the one with the longest chain behind it, then the first of the file.
+type Rank = (std::cmp::Reverse<usize>, usize);
+
+/// Stages that wait for resources, those of equal needs together: there may be a hundred thousand of them that do not
+/// fit now, but they need few different things.
+#[derive(Debug, Default)]
+struct Queue {
+    by_need: BTreeMap<(u32, u64, u32), BTreeSet<Rank>>,
+}
+
+impl Queue {
+    fn need(need: &Resources) -> (u32, u64, u32) {
+        (need.cpu, need.memory, need.gpu)
+    }
+
+    fn add(&mut self, rank: Rank, need: &Resources) {
+        self.by_need.entry(Self::need(need)).or_default().insert(rank);
+    }
+
+    fn remove(&mut self, rank: Rank, need: &Resources) {
+        let need = Self::need(need);
+        if let Some(ranks) = self.by_need.get_mut(&need) {
+            ranks.remove(&rank);
+            if ranks.is_empty() {
+                self.by_need.remove(&need);
+            }
+        }
+    }
+
+    fn first(&self) -> Option<Rank> {
+        self.by_need.values().filter_map(BTreeSet::first).min().copied()
+    }
+
+    fn first_that_fits(&self, pools: &Pools) -> Option<Rank> {
+        let fit =
+            |(cpu, memory, gpu): &(u32, u64, u32)| pools.fit(&Resources { cpu: *cpu, memory: *memory, gpu: *gpu });
+        let fitting = self.by_need.iter().filter(|(need, _)| fit(need));
+        fitting.filter_map(|(_, ranks)| ranks.first()).min().copied()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.by_need.is_empty()
+    }
+}
+
 /// The state machine.
 #[derive(Debug)]
 pub struct Scheduler {
@@ -122,11 +167,10 @@ pub struct Scheduler {
     consumers: Vec<Vec<usize>>,
     priority: Vec<usize>,
     needs: Vec<Resources>,
-    ready: BTreeSet<(std::cmp::Reverse<usize>, usize)>,
-    queued: BTreeSet<(std::cmp::Reverse<usize>, usize)>,
+    ready: BTreeSet<Rank>,
+    queue: Queue,
     widening: BTreeMap<usize, u32>,
     pools: Pools,
-    queued_without_cpu: usize,
     overtaken: u32,
     unfinished: usize,
     closed: bool,
@@ -152,10 +196,9 @@ impl Scheduler {
             priority,
             needs,
             ready: BTreeSet::new(),
-            queued: BTreeSet::new(),
+            queue: Queue::default(),
             widening: BTreeMap::new(),
             pools,
-            queued_without_cpu: 0,
             overtaken: 0,
             unfinished: selected.iter().filter(|chosen| **chosen).count(),
             closed: false,
@@ -164,7 +207,7 @@ impl Scheduler {
         scheduler
     }
 
-    fn rank(&self, stage: usize) -> (std::cmp::Reverse<usize>, usize) {
+    fn rank(&self, stage: usize) -> Rank {
         (std::cmp::Reverse(self.priority[stage]), stage)
     }
 
@@ -187,7 +230,7 @@ impl Scheduler {
             return Some(step);
         }
         // What waits for resources must get what is given back, before a stage that runs grows wider.
-        if !self.queued.is_empty() {
+        if !self.queue.is_empty() {
             return None;
         }
         let fits = |stage: usize| self.pools.fit(&self.needs[stage]);
@@ -198,18 +241,15 @@ impl Scheduler {
     }
 
     fn start_queued(&mut self) -> Option<Step> {
-        if self.pools.cpus == 0 && self.queued_without_cpu == 0 {
-            return None;
-        }
-        let first = *self.queued.first()?;
+        let first = self.queue.first()?;
         // A wide stage must not be overtaken for ever by narrow ones.
-        let looked_at = if self.overtaken >= PATIENCE { 1 } else { usize::MAX };
-        let mut queued = self.queued.iter().copied().take(looked_at);
-        let rank = queued.find(|rank| self.pools.fit(&self.needs[rank.1]))?;
+        let rank = match self.overtaken >= PATIENCE {
+            true => Some(first).filter(|rank| self.pools.fit(&self.needs[rank.1])),
+            false => self.queue.first_that_fits(&self.pools),
+        }?;
         self.overtaken = if rank == first { 0 } else { self.overtaken + 1 };
-        self.queued.remove(&rank);
         let stage = rank.1;
-        self.queued_without_cpu -= usize::from(self.needs[stage].cpu == 0);
+        self.queue.remove(rank, &self.needs[stage]);
         self.states[stage] = State::Running;
         let grant = self.pools.take(&self.needs[stage]).expect("it fits");
         Some(Step::Start(stage, grant))
@@ -218,8 +258,7 @@ impl Scheduler {
     /// A looked-up stage has to run.
     pub fn queue(&mut self, stage: usize) {
         self.states[stage] = State::Queued;
-        self.queued_without_cpu += usize::from(self.needs[stage].cpu == 0);
-        self.queued.insert(self.rank(stage));
+        self.queue.add(self.rank(stage), &self.needs[stage]);
     }
 
     /// A looked-up stage must be looked up again later, when `unpark` is called (another stage makes the same thing).
@@ -263,38 +302,39 @@ impl Scheduler {
         self.widening.remove(&stage);
         self.states[stage] = if succeeded { State::Done } else { State::Failed };
         self.unfinished -= 1;
-        let mut skipped = Vec::new();
-        if succeeded {
+        if !succeeded {
+            return self.skip_after(stage);
+        }
+        for consumer in self.consumers[stage].clone() {
+            self.missing[consumer] -= 1;
+            self.release(consumer);
+        }
+        Vec::new()
+    }
+
+    /// Chains may be longer than a thread's stack is deep, so those to look at are in a list.
+    fn skip_after(&mut self, stage: usize) -> Vec<usize> {
+        let (mut skipped, mut failed) = (Vec::new(), vec![stage]);
+        while let Some(stage) = failed.pop() {
             for consumer in self.consumers[stage].clone() {
-                self.missing[consumer] -= 1;
-                self.release(consumer);
+                // One that runs has what it needs (its producer was made once more for another), and ends by itself.
+                if !self.states[consumer].is_over() && self.states[consumer] != State::Running {
+                    let rank = self.rank(consumer);
+                    self.ready.remove(&rank);
+                    self.queue.remove(rank, &self.needs[consumer]);
+                    self.states[consumer] = State::Skipped;
+                    self.unfinished -= 1;
+                    skipped.push(consumer);
+                    failed.push(consumer);
+                }
             }
-        } else {
-            self.skip_after(stage, &mut skipped);
         }
         skipped
     }
 
-    fn skip_after(&mut self, stage: usize, skipped: &mut Vec<usize>) {
-        for consumer in self.consumers[stage].clone() {
-            // One that runs has what it needs (its producer was made once more for another), and ends by itself.
-            if !self.states[consumer].is_over() && self.states[consumer] != State::Running {
-                let rank = self.rank(consumer);
-                self.ready.remove(&rank);
-                if self.queued.remove(&rank) {
-                    self.queued_without_cpu -= usize::from(self.needs[consumer].cpu == 0);
-                }
-                self.states[consumer] = State::Skipped;
-                self.unfinished -= 1;
-                skipped.push(consumer);
-                self.skip_after(consumer, skipped);
-            }
-        }
-    }
-
     /// Whether a stage waits for resources: by-row stages then give back what they can spare.
     pub fn is_short(&self) -> bool {
-        !self.closed && !self.queued.is_empty()
+        !self.closed && !self.queue.is_empty()
     }
 
     /// Starts nothing more.
@@ -394,6 +434,25 @@ mod tests {
         assert_eq!(scheduler.finish(0, false), [2, 3]);
         scheduler.finish(1, true);
         assert!(scheduler.is_done());
+    }
+
+    #[test]
+    fn a_chain_of_any_length_is_skipped() {
+        const LENGTH: usize = 200_000;
+        let producers: Vec<Vec<usize>> = (0..LENGTH).map(|stage| stage.checked_sub(1).into_iter().collect()).collect();
+        let mut scheduler = all(&producers, vec![need(1, 0); LENGTH], pools(1, 0));
+        assert_eq!(queue_ready(&mut scheduler).len(), 1);
+        assert_eq!(scheduler.finish(0, false).len(), LENGTH - 1);
+        assert!(scheduler.is_done());
+    }
+
+    #[test]
+    fn what_does_not_fit_lets_what_fits_go_first_for_a_while() {
+        // The first in line needs both GPUs, of which one is taken.
+        let needs = [vec![need(1, 1), need(1, 2)], vec![need(1, 0); 40]].concat();
+        let mut scheduler = all(&vec![vec![]; 42], needs, pools(64, 2));
+        let started: Vec<usize> = queue_ready(&mut scheduler).into_iter().map(|(stage, _)| stage).collect();
+        assert_eq!(started, std::iter::once(0).chain(2..2 + PATIENCE as usize).collect::<Vec<_>>());
     }
 
     #[test]

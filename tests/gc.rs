@@ -299,19 +299,9 @@ fn tree_of(blobs: &[u32], listed: bool) -> (Artifact, Vec<Vec<u8>>) {
     (artifact, contents)
 }
 
-/// Writes a result as the engine does: a blob that is there is written again unless it is young.
-async fn make(server: &Server, number: u32, after: u32, blobs: &[u32], listed: bool, base: Option<Digest>) -> Digest {
-    let (store, preimage) = (server.store(), preimage(number));
-    let (artifact, contents) = tree_of(blobs, listed);
-    for bytes in contents {
-        let digest = Digest::of_bytes(&bytes);
-        let there = store.truth().head(&blob_name(&digest)).await.unwrap();
-        let now = server.state().now as f64;
-        if there.is_none_or(|meta| now - meta.modified >= (DAY / 2) as f64) {
-            store.put_blob(&digest, bytes.into(), Again::Yes).await.unwrap();
-        }
-    }
-    let record = Record {
+fn record(number: u32, artifact: Artifact, base: Option<Digest>) -> Record {
+    let preimage = preimage(number);
+    Record {
         schema: 1,
         key: preimage.key(),
         kind: "k".into(),
@@ -325,8 +315,45 @@ async fn make(server: &Server, number: u32, after: u32, blobs: &[u32], listed: b
         duration_s: 0.0,
         rows: None,
         metrics: BTreeMap::new(),
-    };
-    store.commit(record, after).await.unwrap().record.key
+    }
+}
+
+/// A writer whose clock is 20 hours behind the server's: what seems written now is 20 hours old, and gc may have condemned it.
+#[tokio::test]
+async fn how_old_a_blob_is_is_told_by_the_servers_clock() {
+    let server = Server::new();
+    server.state().now = cuda_agent::now() as u64 + 20 * HOUR;
+    let (artifact, contents) = tree_of(&[1], true);
+    for bytes in &contents {
+        let name = blob_name(&Digest::of_bytes(bytes));
+        server.ago(20 * HOUR, server.tier().overwrite(&name, bytes.clone())).await.unwrap();
+    }
+    let machine = tempfile::tempdir().unwrap();
+    let near = Tier::folder_at(&machine.path().join("near")).unwrap();
+    let store = Store::tiered(near, server.tier(), &machine.path().join("cache"));
+    for bytes in &contents {
+        store.put_blob(&Digest::of_bytes(bytes), bytes.clone().into(), Again::No).await.unwrap();
+    }
+    store.commit(record(1, artifact, None), 0).await.unwrap();
+    for bytes in &contents {
+        let meta = server.tier().head(&blob_name(&Digest::of_bytes(bytes))).await.unwrap().unwrap();
+        assert_eq!(meta.modified as u64, server.state().now, "it was written once more");
+    }
+}
+
+/// Writes a result as the engine does: a blob that is there is written again unless it is young.
+async fn make(server: &Server, number: u32, after: u32, blobs: &[u32], listed: bool, base: Option<Digest>) -> Digest {
+    let store = server.store();
+    let (artifact, contents) = tree_of(blobs, listed);
+    for bytes in contents {
+        let digest = Digest::of_bytes(&bytes);
+        let there = store.truth().head(&blob_name(&digest)).await.unwrap();
+        let now = server.state().now as f64;
+        if there.is_none_or(|meta| now - meta.modified >= (DAY / 2) as f64) {
+            store.put_blob(&digest, bytes.into(), Again::Yes).await.unwrap();
+        }
+    }
+    store.commit(record(number, artifact, base), after).await.unwrap().record.key
 }
 
 /// Ids by a client's clock, which is wrong.

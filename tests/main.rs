@@ -9,6 +9,7 @@ mod engine;
 mod evaluator;
 mod gc;
 mod kills;
+mod limits;
 mod programs;
 mod s3;
 mod secrets;

@@ -121,6 +121,8 @@ fn exit_statuses_and_signals_are_told_as_they_were() {
     for (command, told) in [
         ("exit 7", "a: failed: exit status 7"),
         ("kill -SEGV $$", "a: failed: killed by SIGSEGV"),
+        // A real-time signal, which has no name.
+        ("kill -40 $$", "a: failed: killed by signal 40"),
         ("kill -KILL $$", "a: failed: killed by SIGKILL (out of memory?)"),
         ("no-such-command-here", "a: failed: the command could not be started (exit status 127)"),
     ] {
@@ -231,7 +233,7 @@ fn a_pipe_as_a_table_is_refused() {
     let text = std::fs::read_to_string(sandbox.path("p.yaml")).unwrap();
     sandbox.write("p.yaml", &text.replace("out: tree", "out: { type: table, columns: { n: int64 } }"));
     let error = sandbox.bad(1, &["run", "p.yaml"]);
-    assert!(error.contains("out.parquet is not a file"), "{error}");
+    assert!(error.contains("output `out`: it is a FIFO (a named pipe)"), "{error}");
 }
 
 #[test]

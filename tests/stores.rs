@@ -115,28 +115,29 @@ async fn trees(store: &Store, scratch: &Path) {
     std::fs::create_dir_all(folder.join("below")).unwrap();
     std::fs::write(folder.join("a"), "1").unwrap();
     std::fs::write(folder.join("below/b"), vec![3; 100_000]).unwrap();
-    let scan = tree::scan(&folder).unwrap();
-    let blob = Digest::of_bytes(&tree::to_blob(&scan.entries));
+    let mut scan = tree::Scan::new(&folder).unwrap();
+    let pack = scan.next_pack().unwrap().unwrap();
+    assert!(scan.next_pack().unwrap().is_none());
+    let entries = scan.take_entries();
+    let blob = Digest::of_bytes(&tree::to_blob(&entries));
     let artifact = Artifact {
         port_type: PortType::Tree,
-        digest: tree::digest(&scan.entries),
-        size: tree::size(&scan.entries),
+        digest: tree::digest(&entries),
+        size: tree::size(&entries),
         blob,
         parts: Vec::new(),
         rows: None,
         columns: Vec::new(),
     };
     assert_eq!(store.missing_blob(&artifact).await.unwrap(), Some(blob));
-    store.put_blob(&blob, tree::to_blob(&scan.entries).into(), Again::No).await.unwrap();
+    store.put_blob(&blob, tree::to_blob(&entries).into(), Again::No).await.unwrap();
     assert!(store.missing_blob(&artifact).await.unwrap().is_some());
-    for (digest, bytes) in scan.packs {
-        store.put_blob(&digest, bytes.into(), Again::No).await.unwrap();
-    }
+    store.put_blob(&pack.digest, pack.bytes.into(), Again::No).await.unwrap();
     for (digest, file) in scan.files {
         store.put_blob_file(&digest, &file, Again::No).await.unwrap();
     }
     assert_eq!(store.missing_blob(&artifact).await.unwrap(), None);
-    assert_eq!(store.tree_entries(&artifact).await.unwrap().unwrap(), scan.entries);
+    assert_eq!(store.tree_entries(&artifact).await.unwrap().unwrap(), entries);
 }
 
 async fn the_rest(store: &Store) {

@@ -92,6 +92,16 @@ impl ArtifactError {
         move |source| Self::Io { path: path.display().to_string(), source }
     }
 
+    /// The same error, its place told from a folder on where it lies in that.
+    pub fn below(mut self, folder: &std::path::Path) -> Self {
+        if let Self::Io { path, .. } | Self::Malformed { path, .. } = &mut self
+            && let Ok(short) = std::path::Path::new(path.as_str()).strip_prefix(folder)
+        {
+            *path = short.display().to_string();
+        }
+        self
+    }
+
     /// A malformed file with its place.
     pub fn malformed<E: std::fmt::Display>(path: &std::path::Path) -> impl FnOnce(E) -> Self + '_ {
         move |message| Self::Malformed { path: path.display().to_string(), message: message.to_string() }

@@ -13,6 +13,7 @@ use super::{CliError, Exit, print, print_json};
 use crate::artifact::Artifact;
 use crate::digest::Digest;
 use crate::execute::attempt;
+use crate::name::{TAG_PARTS, is_tag_part};
 use crate::plan::graph::Graph;
 use crate::plan::inputs::Input;
 use crate::plan::{StagePlan, Verdict};
@@ -53,8 +54,7 @@ pub struct Found {
 
 /// `NAME@TAG`, where a text is one.
 pub fn split_tag(text: &str) -> Option<(&str, &str)> {
-    let plain = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
-    text.split_once('@').filter(|(name, tag)| plain(name) && plain(tag))
+    text.split_once('@').filter(|(name, tag)| is_tag_part(name) && is_tag_part(tag))
 }
 
 /// Finds `STAGE`, `STAGE.output` or `NAME@TAG` in the store.
@@ -210,8 +210,7 @@ async fn place(store: &Store, port: &str, artifact: Artifact, target: &Path) -> 
 /// Names an output.
 pub async fn tag(project: &Project, options: TagOptions) -> Result<Exit, CliError> {
     let Some((name, tag)) = split_tag(&options.name) else {
-        return Err(CliError::usage(format!("`{}` is not NAME@TAG", options.name))
-            .with_hint("letters, digits, `_`, `-` and `.` on both sides: `ops@v1`"));
+        return Err(CliError::usage(format!("`{}` is not NAME@TAG", options.name)).with_hint(TAG_PARTS));
     };
     let store = project.shared_store().await?;
     project.refuse_read_only(&store)?;

@@ -64,12 +64,12 @@ impl CliError {
             // On one line, since `run --json` has printed lines before it.
             super::print(&format!("{}\n", json!({ "error": error })));
         } else if let Some(spec) = &self.spec {
-            eprintln!("{}", spec.render(color).trim_end());
-            eprintln!("{}", self.message);
+            super::note(spec.render(color).trim_end());
+            super::note(&self.message);
         } else {
-            eprintln!("error: {}", self.message);
+            super::note(&format!("error: {}", self.message));
             if let Some(hint) = &self.hint {
-                eprintln!("hint: {hint}");
+                super::note(&format!("hint: {hint}"));
             }
         }
         self.exit

@@ -8,6 +8,7 @@ mod error;
 mod gc;
 mod inspect;
 mod kinds;
+mod output;
 mod plan;
 mod progress;
 mod project;
@@ -24,6 +25,7 @@ use std::path::PathBuf;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 pub use error::{CliError, Exit};
+use output::{note, print, print_json};
 
 use crate::catalog::{Catalog, CatalogError};
 
@@ -181,7 +183,7 @@ pub fn main(arguments: Vec<OsString>, builtins: &Builtins) -> u8 {
             (common, project.map(|project| (command.run)(&matches, &project.machine())))
         }
     };
-    outcome.unwrap_or_else(|error| error.report(common.json, common.colored()) as u8)
+    output::status(outcome.unwrap_or_else(|error| error.report(common.json, common.colored()) as u8))
 }
 
 /// What was asked for.
@@ -236,18 +238,4 @@ fn dispatch(cli: Cli, builtins: &Builtins) -> Result<Exit, CliError> {
     // A thread that still copies something must not hold up the end.
     runtime.shutdown_background();
     outcome
-}
-
-/// Writes to standard output; a reader that went away (`| head`) is no error.
-fn print(text: &str) {
-    use std::io::Write;
-    let mut out = std::io::stdout().lock();
-    if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
-        std::process::exit(Exit::Done as i32);
-    }
-}
-
-/// Prints a value as JSON.
-fn print_json(value: &impl serde::Serialize) {
-    print(&format!("{}\n", serde_json::to_string_pretty(value).expect("output is plain data")));
 }

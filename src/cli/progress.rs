@@ -66,7 +66,7 @@ impl Subscriber for Lines {
             self.first.insert(stage.clone(), (Instant::now(), 0));
         }
         if let Some(line) = line(event) {
-            eprintln!("{line}{suffix}");
+            super::note(&format!("{line}{suffix}"));
         }
     }
 }

@@ -126,14 +126,14 @@ impl Project {
         let probed = std::fs::metadata(&mark).and_then(|metadata| metadata.modified());
         let is_recent = probed.is_ok_and(|time| time.elapsed().is_ok_and(|age| age < TRUSTED));
         // Another store at the same address is another server, perhaps.
-        let is_same = is_recent && std::fs::read_to_string(&mark).ok().as_deref() == Some(far.id().await?);
+        let is_same = is_recent && std::fs::read_to_string(&mark).ok().as_deref() == Some(far.make_id().await?);
         if self.settings.single_writer || is_same {
             return Ok(());
         }
         match store.probe().await {
             Ok(Probe::Keeps) => {
                 let _ = std::fs::create_dir_all(&self.folders.cache);
-                let _ = std::fs::write(&mark, far.id().await?);
+                let _ = std::fs::write(&mark, far.make_id().await?);
                 Ok(())
             }
             Ok(Probe::Overwrites) => Err(overwrites(far.tier.url())),

@@ -96,7 +96,7 @@ pub async fn run(project: &Project, options: Options) -> Result<Exit, CliError> 
         store.share_log(&report.run, "events.jsonl").await?;
     }
     if let Err(error) = project.evict(&store).await {
-        eprintln!("warning: nothing was evicted from this machine: {}", error.message);
+        super::note(&format!("warning: nothing was evicted from this machine: {}", error.message));
     }
     if !project.common.json {
         say_what_is_there(&engine.pipeline, &graph, &store, &report);
@@ -115,32 +115,56 @@ pub fn absolute(project: &Project) -> Result<crate::Folders, CliError> {
     crate::Folders::below(root).map_err(|error| CliError::environment(format!("{}: {error}", root.display())))
 }
 
-/// The first Ctrl-C or SIGTERM asks for an end, the second insists. Who insisted does not wait long for a store that is away:
-/// it is as after a kill, of which nothing is lost.
+/// Ctrl-C, SIGTERM and SIGHUP (a lost terminal or ssh session): the first asks for an end, the second insists. Who
+/// insisted does not wait long for a store that is away: it is as after a kill, of which nothing is lost.
+///
+/// A thread of their own hears them, since the loop may be looking thousands of stages up.
 pub fn interrupts() -> mpsc::UnboundedReceiver<()> {
-    const AT_MOST: Duration = Duration::from_secs(5);
-    use tokio::signal::unix::{SignalKind, signal};
     let (sender, receiver) = mpsc::unbounded_channel();
-    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
-    else {
-        return receiver;
-    };
-    tokio::spawn(async move {
-        for count in 1.. {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-            let _ = sender.send(());
-            if count == 2 {
-                tokio::spawn(async {
-                    tokio::time::sleep(AT_MOST).await;
-                    std::process::exit(Exit::Interrupted as i32);
-                });
-            }
+    let listening = std::thread::Builder::new().name("signals".into()).spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        if let Ok(runtime) = runtime {
+            let _ = runtime.block_on(listen(&sender));
         }
     });
+    // Without it signals do what they do to any process.
+    drop(listening);
     receiver
+}
+
+async fn listen(sender: &mpsc::UnboundedSender<()>) -> std::io::Result<()> {
+    const AT_MOST: Duration = Duration::from_secs(5);
+    use tokio::signal::unix::{Signal, SignalKind, signal};
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup = if is_ignored(SignalKind::hangup()) { None } else { Some(signal(SignalKind::hangup())?) };
+    let lost = async |hangup: &mut Option<Signal>| match hangup {
+        Some(hangup) => hangup.recv().await,
+        None => std::future::pending().await,
+    };
+    for count in 1.. {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = lost(&mut hangup) => {}
+        }
+        let _ = sender.send(());
+        if count == 2 {
+            tokio::spawn(async {
+                tokio::time::sleep(AT_MOST).await;
+                std::process::exit(Exit::Interrupted as i32);
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Whether this process was started with a signal ignored, as `nohup` does: then it stays so.
+fn is_ignored(kind: tokio::signal::unix::SignalKind) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (kind.as_raw_value() - 1) & 1 == 1
 }
 
 /// Records events into the store's logs from the first one on that is worth it: a run that finds everything leaves no

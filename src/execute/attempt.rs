@@ -2,7 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use cuda_agent_protocol::request::InputFile;
 use cuda_agent_protocol::{
@@ -10,11 +15,14 @@ use cuda_agent_protocol::{
     ResourceGrant,
 };
 
-use super::launch::Launch;
+use super::launch::{Launch, Stop};
 use super::{Failure, Job};
-use crate::artifact::{ArtifactError, table, tree};
+use crate::artifact::tree::{Entry, Walk};
+use crate::artifact::{ArtifactError, table};
 use crate::catalog::ProgramFiles;
 use crate::digest::Digest;
+use crate::event::RunEvent;
+use crate::off_loop;
 use crate::plan::inputs::Input;
 use crate::spec::Command;
 use crate::store::Store;
@@ -40,6 +48,11 @@ const PLUMBING: [&str; 12] = [
 const SAFE: [(&str, &str); 3] =
     [("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NVSHMEM_DISABLE_NVLS", "1")];
 
+/// What is smaller is copied at once, and not step by step.
+const SMALL: u64 = 1 << 20;
+/// How much is copied before it is looked whether anybody still waits for it.
+const COPY_STEP: u64 = 16 << 20;
+
 /// A program's folder, ready to start it.
 pub struct Attempt {
     /// The folder.
@@ -48,8 +61,24 @@ pub struct Attempt {
     pub launch: Launch,
 }
 
-/// Makes the folder of a program and fills it. `rows` is how many rows a by-row stage has to do.
+/// Makes the folder of a program and fills it. `rows` is how many rows a by-row stage has to do. Inputs may be large: an
+/// interrupted run does not wait for them.
 pub async fn prepare(
+    job: &Job,
+    folder: &Path,
+    grant: &ResourceGrant,
+    rows: Option<u64>,
+    deadline_unix_s: Option<f64>,
+) -> Result<Attempt, Failure> {
+    let mut stop = job.stop.clone();
+    tokio::select! {
+        biased;
+        _ = stop.wait_for(|stop| *stop != Stop::Go) => Err(Failure::cancelled()),
+        prepared = fill(job, folder, grant, rows, deadline_unix_s) => prepared,
+    }
+}
+
+async fn fill(
     job: &Job,
     folder: &Path,
     grant: &ResourceGrant,
@@ -125,7 +154,7 @@ async fn place_inputs(job: &Job, folder: &Path) -> Result<BTreeMap<String, Input
             let target = folder.join(&path);
             let above = target.parent().expect("inputs lie in a folder");
             fs::create_dir_all(above).map_err(ArtifactError::io(above))?;
-            place(&job.context.store, input, &target).await?;
+            place_shown(job, input, &target).await?;
             if !declared.columns.is_empty() {
                 project(&target, &declared.columns)?;
             }
@@ -156,10 +185,74 @@ fn project(path: &Path, columns: &BTreeMap<String, ColumnType>) -> Result<(), Ar
     table::write(path, &schema.into(), &projected.map_err(ArtifactError::malformed(path))?)
 }
 
+/// Places an input. While that takes long, it shows how far it is.
+async fn place_shown(job: &Job, input: &Input, target: &Path) -> Result<(), Failure> {
+    const OFTEN: Duration = Duration::from_secs(1);
+    let copied = Copied::default();
+    let _ended = copied.clone().ended_on_drop();
+    let total = input.outside.as_ref().map_or(input.artifact.size, |outside| outside.size().bytes);
+    let mut placing = pin!(place_counted(&job.context.store, input, target, &copied));
+    let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + OFTEN, OFTEN);
+    loop {
+        tokio::select! {
+            placed = &mut placing => return placed,
+            _ = ticks.tick() => {
+                let (done, total) = (copied.bytes() >> 20, Some(total >> 20));
+                let (stage, unit) = (job.stage().name.clone(), "MiB of inputs copied".to_owned());
+                job.tell(RunEvent::StageProgress { stage, done, total, unit });
+            }
+        }
+    }
+}
+
+/// How much was copied, and whether somebody still wants it.
+#[derive(Clone, Default)]
+struct Copied {
+    bytes: Arc<AtomicU64>,
+    ended: Arc<AtomicBool>,
+}
+
+/// Ends the copying when nobody waits for it any more: it goes on in threads that nobody can stop.
+struct EndOnDrop(Copied);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.ended.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Copied {
+    fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn ended_on_drop(self) -> EndOnDrop {
+        EndOnDrop(self)
+    }
+
+    /// Counts, and says whether to go on.
+    fn add(&self, bytes: u64) -> std::io::Result<()> {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        match self.ended.load(Ordering::Relaxed) {
+            true => Err(std::io::Error::other("nobody waits for the copy any more")),
+            false => Ok(()),
+        }
+    }
+}
+
 /// Copies an input to where the program finds it: a copy, so that the program cannot change the original.
 pub async fn place(store: &Store, input: &Input, target: &Path) -> Result<(), Failure> {
+    place_counted(store, input, target, &Copied::default()).await
+}
+
+async fn place_counted(store: &Store, input: &Input, target: &Path, copied: &Copied) -> Result<(), Failure> {
     if let Some(outside) = &input.outside {
-        return Ok(copy_outside(&outside.path, target)?);
+        let (from, target, copied) = (outside.path.clone(), target.to_owned(), copied.clone());
+        // A small file is copied sooner than another thread wakes up.
+        return Ok(match outside.size().bytes < SMALL && outside.size().files <= 1 {
+            true => copy_outside(&from, &target, &copied),
+            false => off_loop(move || copy_outside(&from, &target, &copied)).await,
+        }?);
     }
     let artifact = &input.artifact;
     let gone = |blob: Digest| Failure::lost(blob).with_hint("run again: what made it will be executed once more");
@@ -170,48 +263,112 @@ pub async fn place(store: &Store, input: &Input, target: &Path) -> Result<(), Fa
     if let Some(lost) = store.bring_all(entries.iter().map(|entry| entry.blob)).await? {
         return Err(gone(lost));
     }
-    let mut pack: Option<(Digest, bytes::Bytes)> = None;
-    for entry in entries {
-        let path = if entry.path.is_empty() { target.to_owned() } else { target.join(&entry.path) };
-        let above = path.parent().expect("a target has a folder");
-        fs::create_dir_all(above).map_err(ArtifactError::io(above))?;
-        if entry.size >= tree::PACK_BELOW {
-            if !store.fetch_blob(&entry.blob, &path).await? {
-                return Err(gone(entry.blob));
+    let mut rest = entries.as_slice();
+    let mut held: Option<(Digest, bytes::Bytes)> = None;
+    while let Some(first) = rest.first() {
+        if !first.is_packed() {
+            let path = below(target, first);
+            make_above(&path)?;
+            if !store.fetch_blob(&first.blob, &path).await? {
+                return Err(gone(first.blob));
             }
-        } else {
-            if pack.as_ref().is_none_or(|(digest, _)| *digest != entry.blob) {
-                pack = Some((entry.blob, store.get_blob(&entry.blob).await?.ok_or_else(|| gone(entry.blob))?));
+            finish_file(&path, first)?;
+            copied.bytes.fetch_add(first.size, Ordering::Relaxed);
+            rest = &rest[1..];
+            continue;
+        }
+        // Files of one pack come one after another, but for large ones between them, so the pack is kept.
+        let count = rest.iter().take_while(|entry| entry.is_packed() && entry.blob == first.blob).count();
+        let (packed, after) = rest.split_at(count);
+        let pack = match held.take().filter(|(digest, _)| *digest == first.blob) {
+            Some((_, pack)) => pack,
+            None => store.get_pack(&first.blob).await?.ok_or_else(|| gone(first.blob))?,
+        };
+        held = Some((first.blob, pack.clone()));
+        let unpacked = match packed {
+            [one] => unpack(std::slice::from_ref(one), &pack, target, copied),
+            many => {
+                let (many, target, copied) = (many.to_vec(), target.to_owned(), copied.clone());
+                off_loop(move || unpack(&many, &pack, &target, &copied)).await
             }
-            let (_, bytes) = pack.as_ref().expect("just filled");
-            let range = entry.offset as usize..(entry.offset + entry.size) as usize;
-            let bytes = bytes.get(range).ok_or_else(|| gone(entry.blob))?;
-            fs::write(&path, bytes).map_err(ArtifactError::io(&path))?;
+        };
+        if !unpacked? {
+            return Err(gone(first.blob));
         }
-        if entry.executable {
-            use std::os::unix::fs::PermissionsExt;
-            let mode = fs::Permissions::from_mode(0o755);
-            fs::set_permissions(&path, mode).map_err(ArtifactError::io(&path))?;
-        }
+        rest = after;
     }
-    fs::create_dir_all(target.parent().expect("a target has a folder")).map_err(ArtifactError::io(target))?;
+    make_above(target)?;
     if !target.exists() {
         fs::create_dir_all(target).map_err(ArtifactError::io(target))?;
     }
     Ok(())
 }
 
-fn copy_outside(from: &Path, target: &Path) -> Result<(), ArtifactError> {
-    for (name, real) in tree::list(from)? {
+/// Where a file of a tree goes.
+fn below(target: &Path, entry: &Entry) -> PathBuf {
+    if entry.path.is_empty() { target.to_owned() } else { target.join(&entry.path) }
+}
+
+fn make_above(path: &Path) -> Result<(), ArtifactError> {
+    let above = path.parent().expect("a target has a folder");
+    fs::create_dir_all(above).map_err(ArtifactError::io(above))
+}
+
+fn finish_file(path: &Path, entry: &Entry) -> Result<(), ArtifactError> {
+    use std::os::unix::fs::PermissionsExt;
+    if !entry.executable {
+        return Ok(());
+    }
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(ArtifactError::io(path))
+}
+
+/// Writes the files of a pack; `false` where it does not have what the tree's list says.
+fn unpack(entries: &[Entry], pack: &[u8], target: &Path, copied: &Copied) -> Result<bool, ArtifactError> {
+    for entry in entries {
+        let (path, end) = (below(target, entry), entry.offset.saturating_add(entry.size));
+        let bytes = pack.get(entry.offset as usize..end as usize);
+        let Some(bytes) = bytes.filter(|bytes| Digest::of_bytes(bytes) == entry.digest) else { return Ok(false) };
+        make_above(&path)?;
+        fs::write(&path, bytes).map_err(ArtifactError::io(&path))?;
+        finish_file(&path, entry)?;
+        copied.add(entry.size).map_err(ArtifactError::io(&path))?;
+    }
+    Ok(true)
+}
+
+fn copy_outside(from: &Path, target: &Path, copied: &Copied) -> Result<(), ArtifactError> {
+    for file in Walk::new(from)? {
+        let (name, real) = file?;
         let path = if name.is_empty() { target.to_owned() } else { target.join(name) };
-        let above = path.parent().expect("a target has a folder");
-        fs::create_dir_all(above).map_err(ArtifactError::io(above))?;
-        fs::copy(&real, &path).map_err(ArtifactError::io(&real))?;
+        make_above(&path)?;
+        copy_file(&real, &path, copied).map_err(ArtifactError::io(&real))?;
     }
     if !target.exists() {
         fs::create_dir_all(target).map_err(ArtifactError::io(target))?;
     }
     Ok(())
+}
+
+/// Copies a file with its mode, as `fs::copy` does, in steps.
+fn copy_file(from: &Path, to: &Path, copied: &Copied) -> std::io::Result<()> {
+    let length = fs::metadata(from)?.len();
+    if length < SMALL {
+        fs::copy(from, to)?;
+        return copied.add(length);
+    }
+    let source = fs::File::open(from)?;
+    let target = fs::File::create(to)?;
+    target.set_permissions(source.metadata()?.permissions())?;
+    // Within the kernel, which shares the blocks where the file system can; `io::copy` of a part does that.
+    let mut source = source;
+    let mut target = target;
+    loop {
+        let count = std::io::copy(&mut (&mut source).take(COPY_STEP), &mut target)?;
+        copied.add(count)?;
+        if count == 0 {
+            return Ok(());
+        }
+    }
 }
 
 /// The words to start, and the folders that Python shall look into.

@@ -1,7 +1,7 @@
 //! What a program prints: kept in a file, with secrets blanked, and its last lines at hand.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 
 /// What stands for a secret's value.
@@ -79,6 +79,7 @@ impl Log {
 }
 
 /// Blanks secret values in a stream, across the borders of its chunks too.
+#[derive(Clone)]
 pub struct Redactor {
     secrets: Vec<Vec<u8>>,
     held: Vec<u8>,
@@ -136,6 +137,25 @@ impl Redactor {
         self.secrets.iter().any(|secret| memchr::memmem::find(bytes, secret).is_some())
     }
 
+    /// Whether any secret is in a file, however large it is.
+    pub fn finds_in(&self, file: &Path) -> std::io::Result<bool> {
+        const STEP: usize = 1 << 20;
+        let mut file = File::open(file)?;
+        // The end of what was looked through is kept: a secret may go on in the next piece.
+        let overlap = self.secrets.iter().map(Vec::len).max().unwrap_or(1).saturating_sub(1);
+        let mut held = Vec::with_capacity(STEP + overlap);
+        loop {
+            let count = Read::by_ref(&mut file).take(STEP as u64).read_to_end(&mut held)?;
+            if self.finds(&held) {
+                return Ok(true);
+            }
+            if count == 0 {
+                return Ok(false);
+            }
+            held.drain(..held.len().saturating_sub(overlap));
+        }
+    }
+
     /// Whether there is anything to look for.
     pub fn is_idle(&self) -> bool {
         self.secrets.is_empty()
@@ -183,6 +203,19 @@ mod tests {
         let redactor = Redactor::new(&["a\"b\nc".to_owned()]);
         assert_eq!(redactor.clean(r#"{"x": "a\"b\nc"}"#), r#"{"x": "[secret]"}"#);
         assert!(redactor.finds(b"--a\"b\nc--"));
+    }
+
+    #[test]
+    fn secrets_are_found_wherever_they_are_in_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        let redactor = Redactor::new(&["secret".to_owned()]);
+        for before in [0, 1, (1 << 20) - 7, (1 << 20) - 6, (1 << 20) - 3, 1 << 20, (2 << 20) - 1] {
+            std::fs::write(&file, [&vec![b's'; before], &b"secret"[..], &[b's'; 9]].concat()).unwrap();
+            assert!(redactor.finds_in(&file).unwrap(), "after {before} bytes");
+        }
+        std::fs::write(&file, [&vec![b's'; 3 << 20], &b"secre"[..]].concat()).unwrap();
+        assert!(!redactor.finds_in(&file).unwrap());
     }
 
     #[test]

@@ -34,8 +34,8 @@ use crate::host::Host;
 use crate::key::MissReason;
 use crate::plan::{Found, Outputs, PlanError, Planner, Resolved, StagePlan, Verdict};
 use crate::rows::index::RowError;
-use crate::schedule::{Pools, Scheduler, State, Step};
-use crate::spec::{Pipeline, Retry, Stage};
+use crate::schedule::{self, Pools, Scheduler, State, Step};
+use crate::spec::{Pipeline, Retry, Source, Stage};
 use crate::store::lease::{Holder, Lease, Observer};
 use crate::store::{Record, RunManifest, StageEntry, Store, StoreError};
 use launch::{GRACE, Launcher, Stop};
@@ -414,6 +414,30 @@ type Ids = (Digest, Option<Digest>);
 type JobEnd = (usize, Result<Record, Failure>);
 type Looked = (usize, Result<StagePlan, PlanError>);
 
+/// What is being made, and by which stage.
+#[derive(Default)]
+struct InFlight {
+    makers: HashMap<Digest, usize>,
+    keys: HashMap<usize, Digest>,
+}
+
+impl InFlight {
+    fn maker(&self, key: &Digest) -> Option<usize> {
+        self.makers.get(key).copied()
+    }
+
+    fn add(&mut self, key: Digest, stage: usize) {
+        self.makers.insert(key, stage);
+        self.keys.insert(stage, key);
+    }
+
+    fn remove(&mut self, stage: usize) {
+        if let Some(key) = self.keys.remove(&stage) {
+            self.makers.remove(&key);
+        }
+    }
+}
+
 struct Run<'e, 'a> {
     engine: &'e Engine<'a>,
     planner: Arc<Planner<'e>>,
@@ -423,7 +447,7 @@ struct Run<'e, 'a> {
     outputs: Vec<Option<Outputs>>,
     found: HashMap<usize, Found>,
     active: HashMap<usize, Active>,
-    in_flight: HashMap<Digest, usize>,
+    in_flight: InFlight,
     /// Stages whose result was gone, so that they were looked up once more.
     redone: BTreeSet<usize>,
     looked_again: HashMap<usize, u32>,
@@ -498,7 +522,7 @@ impl Engine<'_> {
             outputs: vec![None; self.pipeline.stages.len()],
             found: HashMap::new(),
             active: HashMap::new(),
-            in_flight: HashMap::new(),
+            in_flight: InFlight::default(),
             redone: BTreeSet::new(),
             looked_again: HashMap::new(),
             asked_since: None,
@@ -565,7 +589,7 @@ impl<'e, 'a> Run<'e, 'a> {
             stages: self.engine.selected.iter().filter(|chosen| **chosen).count(),
             store: self.engine.store.url().to_owned(),
         });
-        let outcome = match self.find_hits().await {
+        let outcome = match self.find_hits(&mut interrupts).await {
             Ok(()) => self.steps(&mut interrupts).await,
             Err(error) => Err(error),
         };
@@ -577,7 +601,8 @@ impl<'e, 'a> Run<'e, 'a> {
             (Ok(()), Stop::Go) if self.report.failed.is_empty() => RunOutcome::Done,
             (Ok(()), Stop::Go) => RunOutcome::Failed,
         };
-        self.jobs.shutdown().await;
+        // One that blocks ends with the process.
+        let _ = tokio::time::timeout(GRACE_OF_KILL, self.jobs.shutdown()).await;
         self.share_the_rest().await;
         let outputs = std::mem::take(&mut self.outputs).into_iter().enumerate();
         self.report.outputs =
@@ -590,19 +615,31 @@ impl<'e, 'a> Run<'e, 'a> {
         Ok(self.report)
     }
 
-    /// What is there already is found at once, and not by the loop.
-    async fn find_hits(&mut self) -> Result<(), PlanError> {
+    /// What is there already is found at once, and not by the loop. Whoever interrupts meanwhile is heard by the loop next.
+    async fn find_hits(&mut self, interrupts: &mut mpsc::UnboundedReceiver<()>) -> Result<(), PlanError> {
         let planner = self.planner.clone();
         let mut begun = std::pin::pin!(planner.begin());
-        tokio::select! {
-            begun = &mut begun => drop(begun?),
-            () = tokio::time::sleep(UNANSWERED) => {
-                let message = format!("{} does not answer yet", self.engine.store.url());
-                self.tell(RunEvent::Message { stage: "store".into(), level: "warning".into(), message });
-                begun.await?;
+        let mut told = false;
+        loop {
+            tokio::select! {
+                biased;
+                Some(()) = interrupts.recv() => {
+                    self.interrupt();
+                    return Ok(());
+                }
+                begun = &mut begun => {
+                    begun?;
+                    break;
+                }
+                () = tokio::time::sleep(UNANSWERED), if !told => {
+                    told = true;
+                    let message = format!("{} does not answer yet", self.engine.store.url());
+                    self.tell(RunEvent::Message { stage: "store".into(), level: "warning".into(), message });
+                }
             }
         }
-        self.found = self.planner.hits(&self.engine.order, &self.engine.selected).await?;
+        let is_halted = || !interrupts.is_empty();
+        self.found = self.planner.hits(&self.engine.order, &self.engine.selected, &is_halted).await?;
         Ok(())
     }
 
@@ -688,9 +725,15 @@ impl<'e, 'a> Run<'e, 'a> {
         }
     }
 
-    /// People should know what is waited for.
+    /// People should know what is waited for: files that are being read, or a store that does not answer.
     fn say_that_it_waits(&mut self) {
-        if self.looks.is_empty() {
+        let reading = self.planner.reading();
+        for (path, done, total) in &reading {
+            let (done, total) = (schedule::bytes(*done), schedule::bytes(*total));
+            let message = format!("reading {} for its digest: {done} of {total}", path.display());
+            self.tell(RunEvent::Message { stage: "inputs".into(), level: "info".into(), message });
+        }
+        if self.looks.is_empty() || self.engine.store.far().is_none() || !reading.is_empty() {
             self.asked_since = None;
         } else if self.asked_since.get_or_insert_with(Instant::now).elapsed() > UNANSWERED && !self.said_so {
             self.said_so = true;
@@ -732,12 +775,13 @@ impl<'e, 'a> Run<'e, 'a> {
             self.hit(index, found);
             return Ok(());
         }
-        if self.engine.store.far().is_none() {
+        let is_outside = |source: &Source| matches!(source, Source::Path(_) | Source::Url { .. });
+        if self.engine.store.far().is_none() && !self.stage(index).inputs.values().flatten().any(is_outside) {
             let outputs = &self.outputs;
             let plan = self.planner.stage(index, |producer| outputs[producer].as_ref()).await;
             return self.judge(index, plan);
         }
-        // Each look is a request or more, and many stages may be waiting for one.
+        // Each look is a request or more, or reads files, and many stages may be waiting for one.
         let before = crate::plan::producers(self.stage(index));
         let outputs: HashMap<usize, Outputs> =
             before.into_iter().filter_map(|producer| Some((producer, self.outputs[producer].clone()?))).collect();
@@ -745,9 +789,9 @@ impl<'e, 'a> Run<'e, 'a> {
         self.looks.push(Box::pin(async move {
             let known = |producer: usize| outputs.get(&producer);
             let plan = match planner.stage(index, known).await {
-                Err(PlanError::Store(error)) => {
+                Err(PlanError::Store(error)) if planner.store.far().is_some() => {
                     // A shared store that is away costs double work at worst; the run goes on with what is here.
-                    let far = planner.store.far().expect("only a far store is looked up like this");
+                    let far = planner.store.far().expect("just seen");
                     far.trouble(format!("looked up on this machine only: {}", error.message));
                     planner.stage_nearby(index, known).await
                 }
@@ -788,13 +832,13 @@ impl<'e, 'a> Run<'e, 'a> {
                     self.fail(index, failure);
                     return Ok(());
                 }
-                if let Some(maker) = self.in_flight.get(&resolved.key) {
+                if let Some(maker) = self.in_flight.maker(&resolved.key) {
                     // The same thing is being made: wait for it and look again.
-                    self.parked.entry(*maker).or_default().push(index);
+                    self.parked.entry(maker).or_default().push(index);
                     self.scheduler.park(index);
                     return Ok(());
                 }
-                self.in_flight.insert(resolved.key, index);
+                self.in_flight.add(resolved.key, index);
                 self.active.insert(index, Active::new(resolved, reasons, generation));
                 self.scheduler.queue(index);
             }
@@ -981,7 +1025,7 @@ impl<'e, 'a> Run<'e, 'a> {
             let message = format!("what it made is gone from the store (blob {}); making it again", blob.short());
             self.tell(RunEvent::Message { stage: name, level: "warning".into(), message });
         }
-        self.in_flight.retain(|_, maker| *maker != index);
+        self.in_flight.remove(index);
         self.active.remove(&index);
         self.scheduler.redo(producer, index);
         Ok(true)
@@ -989,7 +1033,7 @@ impl<'e, 'a> Run<'e, 'a> {
 
     /// Other runs are making what this stage would: look again when one of them has ended its part.
     fn wait_for_others(&mut self, index: usize, leases: Vec<String>) {
-        self.in_flight.retain(|_, maker| *maker != index);
+        self.in_flight.remove(index);
         let Some(active) = self.active.remove(&index) else { return };
         let key = active.resolved.key;
         self.scheduler.park(index);
@@ -1029,7 +1073,7 @@ impl<'e, 'a> Run<'e, 'a> {
     }
 
     fn release_parked(&mut self, index: usize) {
-        self.in_flight.retain(|_, maker| *maker != index);
+        self.in_flight.remove(index);
         for parked in self.parked.remove(&index).unwrap_or_default() {
             self.scheduler.unpark(parked);
         }

@@ -189,7 +189,11 @@ fn undeclared_file(job: &Job) -> Option<String> {
 
 /// What a program left in `error.json`.
 pub fn explained(folder: &Path) -> Option<Failure> {
-    let error: ProgramError = serde_json::from_slice(&std::fs::read(folder.join("error.json")).ok()?).ok()?;
+    const LONGEST: u64 = 1 << 20;
+    let file = folder.join("error.json");
+    // A FIFO in its place would be read for ever.
+    let is_plain = std::fs::metadata(&file).is_ok_and(|metadata| metadata.is_file() && metadata.len() <= LONGEST);
+    let error: ProgramError = is_plain.then(|| serde_json::from_slice(&std::fs::read(&file).ok()?).ok())??;
     Some(Failure { permanent: error.is_permanent(), hint: error.hint, ..Failure::new(error.message) })
 }
 
@@ -211,7 +215,10 @@ pub fn described(exit: &Exit) -> String {
 /// Publishes every output that the program left in its folder.
 pub async fn publish_outputs(job: &Job, folder: &Path, closed: bool) -> Result<Outputs, Failure> {
     for (port, inputs) in &job.resolved.inputs {
-        if let Some(input) = inputs.iter().find(|input| !input.is_unchanged()) {
+        for input in inputs {
+            if input.is_unchanged().await {
+                continue;
+            }
             let path = input.outside.as_ref().map(|outside| outside.path.display().to_string()).unwrap_or_default();
             return Err(Failure::new(format!(
                 "input `{port}` changed while the stage ran ({path}), so nothing was published"

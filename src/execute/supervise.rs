@@ -21,7 +21,6 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, killpg, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, execvp, fork, pipe, read, setsid, write};
 
 /// The hidden command of the binary that runs [`main`].
@@ -42,7 +41,7 @@ pub fn main(arguments: &[String]) -> i32 {
             (Ok(control), Ok(events)) => {
                 let program = Program { events, words: program };
                 supervise(control, mode == "namespaces", &program).unwrap_or_else(|error| {
-                    eprintln!("the program could not be supervised: {error}");
+                    report(&format!("the program could not be supervised: {error}"));
                     CANNOT_START
                 })
             }
@@ -67,8 +66,8 @@ fn namespaces_work() -> bool {
                 let mounted = mount_proc().is_ok();
                 exit_now(i32::from(!mounted))
             }
-            ForkResult::Parent { child } => match waitpid(child, None)? {
-                WaitStatus::Exited(_, 0) => Ok(()),
+            ForkResult::Parent { child } => match reap(child, 0)? {
+                Some((_, Some(0))) => Ok(()),
                 _ => Err(Errno::EPERM),
             },
         }
@@ -120,12 +119,39 @@ fn watched_signals() -> SigSet {
     set
 }
 
-/// How a process ended, in one number: an exit code, or 1000 and a signal.
-fn number(status: WaitStatus) -> Option<i32> {
+/// How a process ended, in one number: an exit code, or 1000 and a signal. `None` for one that has only stopped.
+fn number(status: i32) -> Option<i32> {
+    use nix::libc::{WEXITSTATUS, WIFEXITED, WIFSIGNALED, WTERMSIG};
     match status {
-        WaitStatus::Exited(_, code) => Some(code),
-        WaitStatus::Signaled(_, signal, _) => Some(1000 + signal as i32),
+        status if WIFEXITED(status) => Some(WEXITSTATUS(status)),
+        status if WIFSIGNALED(status) => Some(1000 + WTERMSIG(status)),
         _ => None,
+    }
+}
+
+/// The status of one of these children; `None` where the flags say not to wait for one.
+#[expect(
+    unsafe_code,
+    reason = "nix knows no real-time signals: its waitpid reaps such a child and then returns EINVAL"
+)]
+fn reap(children: Pid, flags: i32) -> nix::Result<Option<(Pid, Option<i32>)>> {
+    let mut status = 0;
+    // SAFETY: the pointer is to a local variable, which the call only writes.
+    let pid = Errno::result(unsafe { nix::libc::waitpid(children.as_raw(), &mut status, flags) })?;
+    Ok((pid != 0).then(|| (Pid::from_raw(pid), number(status))))
+}
+
+/// Reaps whatever has ended, and says how `child` did if it is among them. Where there are no children any more, `child`
+/// is gone too, and whoever waits for it must not wait for ever.
+fn reap_until(child: Pid) -> Option<i32> {
+    const ANY: Pid = Pid::from_raw(-1);
+    loop {
+        match reap(ANY, nix::libc::WNOHANG) {
+            Ok(None) => return None,
+            Ok(Some((pid, Some(number)))) if pid == child => return Some(number),
+            Ok(Some(_)) | Err(Errno::EINTR) => {}
+            Err(_) => return Some(CANNOT_START),
+        }
     }
 }
 
@@ -157,12 +183,8 @@ fn watch(control: &OwnedFd, signals: &SignalFd, child: Pid, namespaces: bool) ->
                 Ok(_) => terminate(child, namespaces),
             }
         }
-        while let Ok(status) = waitpid(None, Some(WaitPidFlag::WNOHANG)) {
-            match status {
-                WaitStatus::StillAlive => break,
-                status if status.pid() == Some(child) => return Ok(number(status).unwrap_or(CANNOT_START)),
-                _ => {}
-            }
+        if let Some(number) = reap_until(child) {
+            return Ok(number);
         }
     }
 }
@@ -186,21 +208,14 @@ fn init(mask: &SigSet, status: &OwnedFd, program: &Program) -> ! {
             if signals.wait()? == Signal::SIGTERM {
                 let _ = killpg(child, Signal::SIGTERM);
             }
-            while let Ok(ended) = waitpid(None, Some(WaitPidFlag::WNOHANG)) {
-                match ended {
-                    WaitStatus::StillAlive => break,
-                    ended if ended.pid() == Some(child) => {
-                        let number = number(ended).unwrap_or(CANNOT_START);
-                        let _ = write(status, &number.to_le_bytes());
-                        exit_now(0);
-                    }
-                    _ => {}
-                }
+            if let Some(number) = reap_until(child) {
+                let _ = write(status, &number.to_le_bytes());
+                exit_now(0);
             }
         }
     };
     let Err(error) = outcome();
-    eprintln!("the program could not be started: {error}");
+    report(&format!("the program could not be started: {error}"));
     exit_now(CANNOT_START)
 }
 
@@ -219,7 +234,7 @@ fn start(mask: &SigSet, program: &Program) -> ! {
         execvp(first, &words).map_err(fail)
     };
     let Err(error) = outcome();
-    eprintln!("{}: {error}", program.words.first().map_or("", String::as_str));
+    report(&format!("{}: {error}", program.words.first().map_or("", String::as_str)));
     exit_now(CANNOT_START)
 }
 
@@ -230,7 +245,7 @@ fn sweep() {
         for pid in &descendants {
             let _ = kill(*pid, Signal::SIGKILL);
         }
-        while matches!(waitpid(None, Some(WaitPidFlag::WNOHANG)), Ok(status) if status != WaitStatus::StillAlive) {}
+        while matches!(reap(Pid::from_raw(-1), nix::libc::WNOHANG), Ok(Some(_))) {}
         if descendants.is_empty() {
             return;
         }
@@ -268,6 +283,12 @@ fn parent_of(pid: i32) -> Option<i32> {
     (state != "Z").then(|| fields.next()?.parse().ok()).flatten()
 }
 
+/// Into the program's log; where nobody reads that any more, `eprintln` would panic.
+fn report(message: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "{message}");
+}
+
 fn read_status(pipe: &OwnedFd) -> Option<i32> {
     let mut bytes = [0u8; 4];
     (read(pipe, &mut bytes) == Ok(4)).then(|| i32::from_le_bytes(bytes))
@@ -278,13 +299,10 @@ fn pass_on(status: i32) -> i32 {
     if status < 1000 {
         return status;
     }
-    if let Ok(signal) = Signal::try_from(status - 1000) {
-        // No second core dump of a process that did nothing wrong.
-        let _ = prctl::set_dumpable(false);
-        let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
-        default_action(signal);
-        let _ = nix::sys::signal::raise(signal);
-    }
+    // No second core dump of a process that did nothing wrong.
+    let _ = prctl::set_dumpable(false);
+    let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
+    die_by(status - 1000);
     128 + status - 1000
 }
 
@@ -318,10 +336,13 @@ fn restore_broken_pipe() {
     let _ = unsafe { nix::sys::signal::signal(Signal::SIGPIPE, nix::sys::signal::SigHandler::SigDfl) };
 }
 
-#[expect(unsafe_code, reason = "the default action is no handler")]
-fn default_action(signal: Signal) {
-    // SAFETY: the default action is no handler.
-    let _ = unsafe { nix::sys::signal::signal(signal, nix::sys::signal::SigHandler::SigDfl) };
+#[expect(unsafe_code, reason = "nix knows no real-time signals")]
+fn die_by(signal: i32) {
+    // SAFETY: the default action is no handler, and raising a signal touches no memory. A number that is no signal is refused.
+    unsafe {
+        nix::libc::signal(signal, nix::libc::SIG_DFL);
+        nix::libc::raise(signal);
+    }
 }
 
 /// Without the parent's buffers and destructors.

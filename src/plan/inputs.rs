@@ -1,21 +1,30 @@
 //! Inputs from outside: files and folders, downloads, and artifacts named by a tag.
 //!
-//! Digests of files are kept with the file's stamp, so that planning reads no large file twice. A file that was
+//! Digests of files are kept with the files' stamps, so that planning reads no large file twice. A file that was
 //! modified within two seconds of being read is read again next time, however late that is: clocks of file systems
 //! are coarse, so its stamp might be that of a change which came after it was read.
+//!
+//! What is large is listed and read on threads of its own, one file after another: a run must hear who interrupts it, and a
+//! folder must not have to fit into memory.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use cuda_agent_protocol::PortType;
 use serde::{Deserialize, Serialize};
 
 use crate::artifact::table::TableInfo;
+use crate::artifact::tree::{Scan, Summary, Walk};
 use crate::artifact::{Artifact, ArtifactError, table, tree};
 use crate::digest::Digest;
+use crate::off_loop;
 use crate::store::Store;
+
+/// Whoever has no time reads no more than this.
+const AT_HAND: Size = Size { files: 256, bytes: 4 << 20 };
 
 /// An input that is known.
 #[derive(Clone, Debug)]
@@ -32,12 +41,27 @@ pub struct Outside {
     /// Where.
     pub path: PathBuf,
     /// Its files' stamps when it was digested.
-    pub stamps: Vec<(String, Stamp)>,
+    pub stamps: Stamps,
+}
+
+/// How much a file or folder is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Size {
+    /// Files.
+    pub files: u64,
+    /// Bytes of them all.
+    pub bytes: u64,
+}
+
+impl Size {
+    fn is_within(&self, most: &Self) -> bool {
+        self.files <= most.files && self.bytes <= most.bytes
+    }
 }
 
 /// What changes when a file does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stamp {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
     inode: u64,
     size: u64,
     modified_ns: i128,
@@ -57,6 +81,59 @@ impl Stamp {
     }
 }
 
+/// The stamps of all files together: what changes when any of them does, or its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stamps {
+    /// Of names and stamps, in the order of names.
+    digest: Digest,
+    /// How much it is.
+    size: Size,
+    /// The latest change of any file, in nanoseconds since 1970.
+    newest_ns: i128,
+}
+
+impl Stamps {
+    /// `None` where there is more than `most`.
+    fn of(path: &Path, most: Option<&Size>) -> Result<Option<Self>, ArtifactError> {
+        let mut all = Builder::default();
+        for file in Walk::new(path)? {
+            let (name, real) = file?;
+            all.add(&name, &Stamp::of(&real).map_err(ArtifactError::io(&real))?);
+            if most.is_some_and(|most| !all.size.is_within(most)) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(all.finish()))
+    }
+}
+
+struct Builder {
+    hasher: blake3::Hasher,
+    size: Size,
+    newest_ns: i128,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self { hasher: blake3::Hasher::new(), size: Size::default(), newest_ns: i128::MIN }
+    }
+}
+
+impl Builder {
+    fn add(&mut self, name: &str, stamp: &Stamp) {
+        let Stamp { inode, size, modified_ns, changed_ns } = *stamp;
+        self.hasher.update(&(name.len() as u64).to_le_bytes()).update(name.as_bytes());
+        self.hasher.update(&inode.to_le_bytes()).update(&size.to_le_bytes());
+        self.hasher.update(&modified_ns.to_le_bytes()).update(&changed_ns.to_le_bytes());
+        self.size = Size { files: self.size.files + 1, bytes: self.size.bytes.saturating_add(size) };
+        self.newest_ns = self.newest_ns.max(modified_ns).max(changed_ns);
+    }
+
+    fn finish(self) -> Stamps {
+        Stamps { digest: Digest::finish(&self.hasher), size: self.size, newest_ns: self.newest_ns }
+    }
+}
+
 impl Input {
     /// One that the store has.
     pub fn stored(artifact: Artifact) -> Self {
@@ -64,20 +141,22 @@ impl Input {
     }
 
     /// Whether a file outside is still what it was.
-    pub fn is_unchanged(&self) -> bool {
-        let Some(outside) = &self.outside else { return true };
-        stamps(&outside.path).is_ok_and(|stamps| stamps == outside.stamps)
+    pub async fn is_unchanged(&self) -> bool {
+        let Some(Outside { path, stamps }) = self.outside.clone() else { return true };
+        off_loop(move || Stamps::of(&path, None)).await.is_ok_and(|now| now == Some(stamps))
     }
 }
 
-fn stamps(path: &Path) -> Result<Vec<(String, Stamp)>, ArtifactError> {
-    let files = tree::list(path)?.into_iter();
-    files.map(|(name, real)| Ok((name, Stamp::of(&real).map_err(ArtifactError::io(&real))?))).collect()
+impl Outside {
+    /// How much it is.
+    pub fn size(&self) -> Size {
+        self.stamps.size
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Kept {
-    stamps: Vec<(String, Stamp)>,
+    stamps: Stamps,
     artifact: Artifact,
     /// When the files began to be read, in nanoseconds since 1970.
     digested_at: i128,
@@ -86,10 +165,9 @@ struct Kept {
 impl Kept {
     /// Whether the files must be what was digested, now that they have these stamps: those of that time, and so much
     /// older than the reading that no later change can have left them as they are.
-    fn is_certain(&self, stamps: &[(String, Stamp)]) -> bool {
+    fn is_certain(&self, stamps: &Stamps) -> bool {
         const COARSE: i128 = 2_000_000_000;
-        let settled = |stamp: &Stamp| stamp.changed_ns.max(stamp.modified_ns) + COARSE < self.digested_at;
-        self.stamps == stamps && stamps.iter().all(|(_, stamp)| settled(stamp))
+        self.stamps == *stamps && stamps.newest_ns.saturating_add(COARSE) < self.digested_at
     }
 }
 
@@ -102,18 +180,41 @@ fn now_ns() -> i128 {
 pub struct FileCache {
     path: PathBuf,
     kept: Mutex<(HashMap<PathBuf, Kept>, bool)>,
+    /// What is being read. Whoever wants the same waits for it instead of reading it too.
+    reading: Mutex<HashMap<PathBuf, Arc<Reading>>>,
+}
+
+/// A file or folder that is being read.
+#[derive(Default)]
+struct Reading {
+    turn: tokio::sync::Mutex<()>,
+    total: AtomicU64,
+    done: Arc<AtomicU64>,
+}
+
+/// Whether somebody waits for an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hurry {
+    /// Read it all.
+    No,
+    /// Give up where that takes more than a moment.
+    Yes,
 }
 
 impl FileCache {
     /// Reads what earlier runs learned; an unreadable cache is an empty one.
     pub fn load(path: &Path) -> Self {
         let kept = std::fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
-        Self { path: path.to_owned(), kept: Mutex::new((kept, false)) }
+        Self { path: path.to_owned(), kept: Mutex::new((kept, false)), reading: Mutex::default() }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, (HashMap<PathBuf, Kept>, bool)> {
+        self.kept.lock().expect("no panic happens under this lock")
     }
 
     /// Writes it back, where anything is new.
     pub fn save(&self) {
-        let held = self.kept.lock().expect("no panic happens under this lock");
+        let held = self.kept();
         if !held.1 {
             return;
         }
@@ -126,44 +227,97 @@ impl FileCache {
     }
 
     /// A file or folder as an input; errors are `message; hint`.
-    pub fn input(&self, path: &Path, port_type: PortType) -> Result<Input, String> {
-        if !path.exists() {
-            return Err(absent(path));
+    pub async fn input(&self, path: &Path, port_type: PortType, hurry: Hurry) -> Result<Input, String> {
+        if let Some(problem) = unusable(path) {
+            return Err(problem);
         }
+        if hurry == Hurry::Yes {
+            return self.input_at_once(path, port_type);
+        }
+        let reading =
+            self.reading.lock().expect("no panic happens under this lock").entry(path.into()).or_default().clone();
+        let _turn = reading.turn.lock().await;
         let digested_at = now_ns();
-        let stamps = stamps(path).map_err(|error| error.to_string())?;
-        let mut held = self.kept.lock().expect("no panic happens under this lock");
-        let known = held.0.get(path);
-        let kept = known.filter(|kept| kept.artifact.port_type == port_type && kept.is_certain(&stamps));
-        let artifact = match kept {
-            Some(kept) => kept.artifact.clone(),
-            None => {
-                let artifact = digest_outside(path, port_type).map_err(|error| error.to_string())?;
-                let kept = Kept { stamps: stamps.clone(), artifact: artifact.clone(), digested_at };
-                held.0.insert(path.to_owned(), kept);
-                held.1 = true;
-                artifact
-            }
+        let stamps = {
+            let path = path.to_owned();
+            off_loop(move || Stamps::of(&path, None)).await.map_err(|error| error.to_string())?
         };
-        Ok(Input { artifact, outside: Some(Outside { path: path.to_owned(), stamps }) })
+        let stamps = stamps.expect("it may be as large as it is");
+        if let Some(artifact) = self.certain(path, port_type, &stamps) {
+            return Ok(Input { artifact, outside: Some(Outside { path: path.to_owned(), stamps }) });
+        }
+        reading.done.store(0, Ordering::Relaxed);
+        reading.total.store(stamps.size.bytes, Ordering::Relaxed);
+        let artifact = {
+            let (path, done) = (path.to_owned(), reading.done.clone());
+            off_loop(move || digest_outside(&path, port_type, done)).await
+        };
+        reading.total.store(0, Ordering::Relaxed);
+        let artifact = artifact.map_err(|error| error.to_string())?;
+        Ok(self.keep(path, stamps, artifact, digested_at))
+    }
+
+    fn input_at_once(&self, path: &Path, port_type: PortType) -> Result<Input, String> {
+        let digested_at = now_ns();
+        let stamps = Stamps::of(path, Some(&AT_HAND)).map_err(|error| error.to_string())?;
+        let stamps = stamps.ok_or_else(|| "it takes time to read".to_owned())?;
+        if let Some(artifact) = self.certain(path, port_type, &stamps) {
+            return Ok(Input { artifact, outside: Some(Outside { path: path.to_owned(), stamps }) });
+        }
+        let artifact = digest_outside(path, port_type, Arc::default()).map_err(|error| error.to_string())?;
+        Ok(self.keep(path, stamps, artifact, digested_at))
+    }
+
+    fn certain(&self, path: &Path, port_type: PortType, stamps: &Stamps) -> Option<Artifact> {
+        let held = self.kept();
+        let known = held.0.get(path).filter(|kept| kept.artifact.port_type == port_type && kept.is_certain(stamps));
+        known.map(|kept| kept.artifact.clone())
+    }
+
+    fn keep(&self, path: &Path, stamps: Stamps, artifact: Artifact, digested_at: i128) -> Input {
+        let mut held = self.kept();
+        held.0.insert(path.to_owned(), Kept { stamps, artifact: artifact.clone(), digested_at });
+        held.1 = true;
+        Input { artifact, outside: Some(Outside { path: path.to_owned(), stamps }) }
+    }
+
+    /// What is being read at this moment, with bytes done and bytes in all.
+    pub fn reading(&self) -> Vec<(PathBuf, u64, u64)> {
+        let reading = self.reading.lock().expect("no panic happens under this lock");
+        let now = |(path, reading): (&PathBuf, &Arc<Reading>)| {
+            let total = reading.total.load(Ordering::Relaxed);
+            (path.clone(), reading.done.load(Ordering::Relaxed).min(total), total)
+        };
+        reading.iter().map(now).filter(|(_, _, total)| *total > 0).collect()
     }
 }
 
-/// What to say of a path that is not there.
-pub fn absent(path: &Path) -> String {
-    format!("{} does not exist; paths start at the pipeline file's folder", path.display())
+/// Why a path cannot be an input, as `message; hint`.
+pub fn unusable(path: &Path) -> Option<String> {
+    let hint = "paths start at the pipeline file's folder";
+    match std::fs::metadata(path) {
+        Ok(metadata) => tree::special(metadata.file_type()).map(|what| format!("{}: {what}", path.display())),
+        Err(_) if path.is_symlink() => Some(format!("{}: {}; {hint}", path.display(), tree::dangling(path))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Some(format!("{} does not exist; {hint}", path.display()))
+        }
+        Err(error) => Some(format!("{}: {error}; {hint}", path.display())),
+    }
 }
 
-fn digest_outside(path: &Path, port_type: PortType) -> Result<Artifact, ArtifactError> {
+fn digest_outside(path: &Path, port_type: PortType, done: Arc<AtomicU64>) -> Result<Artifact, ArtifactError> {
     if port_type.is_table() {
-        let bytes = Digest::of_file(path).map_err(ArtifactError::io(path))?;
+        let bytes = Digest::of_file_counted(path, &done).map_err(ArtifactError::io(path))?;
         let size = std::fs::metadata(path).map_err(ArtifactError::io(path))?.len();
         return Ok(of_table(port_type, table::inspect(path)?, bytes, size));
     }
-    let scan = tree::scan(path)?;
-    let digest = tree::digest(&scan.entries);
-    let size = tree::size(&scan.entries);
-    let blob = Digest::of_bytes(&tree::to_blob(&scan.entries));
+    let mut scan = Scan::counting(path, done)?;
+    let mut summary = Summary::default();
+    while scan.next_pack()?.is_some() {
+        scan.take_entries().iter().for_each(|entry| summary.add(entry));
+    }
+    scan.take_entries().iter().for_each(|entry| summary.add(entry));
+    let tree::Summarized { digest, size, blob } = summary.finish();
     Ok(Artifact { port_type, digest, size, blob, parts: Vec::new(), rows: None, columns: Vec::new() })
 }
 
@@ -174,29 +328,36 @@ pub fn of_table(port_type: PortType, info: TableInfo, blob: Digest, size: u64) -
 }
 
 /// Fetches `{url, digest}` once; the digest of the bytes names the cached file.
-pub async fn download(url: &str, digest: &str, port_type: PortType, cache: &Path) -> Result<Input, String> {
+pub async fn download(
+    files: &FileCache,
+    url: &str,
+    digest: &str,
+    port_type: PortType,
+    cache: &Path,
+) -> Result<Input, String> {
     let wanted: Digest = digest.parse().map_err(|error| format!("{error}; `b3sum FILE` prints one"))?;
     let path = cache.join("downloads").join(wanted.to_string());
-    if Digest::of_file(&path).ok() != Some(wanted) {
-        let bytes = fetch(url).await?;
-        let found = Digest::of_bytes(&bytes);
-        if found != wanted {
-            return Err(format!("{url} has the digest {found}, the pipeline says {wanted}; check which one you want"));
+    let kept = path.clone();
+    if off_loop(move || Digest::of_file(&kept)).await.ok() != Some(wanted) {
+        let fail = |error: std::io::Error| format!("{}: {error}", path.display());
+        std::fs::create_dir_all(cache.join("downloads")).map_err(fail)?;
+        let partial = crate::store::tier::unique_neighbour(&path);
+        let fetched = fetch(url, &partial).await.and_then(|found| match found == wanted {
+            true => std::fs::rename(&partial, &path).map_err(fail),
+            false => Err(format!("{url} has the digest {found}, the pipeline says {wanted}; check which one you want")),
+        });
+        if fetched.is_err() {
+            let _ = std::fs::remove_file(&partial);
         }
-        let partial = path.with_extension(format!("{}", std::process::id()));
-        let folder = std::fs::create_dir_all(cache.join("downloads"));
-        let written = folder.and_then(|()| std::fs::write(&partial, bytes));
-        written
-            .and_then(|()| std::fs::rename(&partial, &path))
-            .map_err(|error| format!("{}: {error}", path.display()))?;
+        fetched?;
     }
-    let artifact = digest_outside(&path, port_type).map_err(|error| error.to_string())?;
-    let stamps = stamps(&path).map_err(|error| error.to_string())?;
-    Ok(Input { artifact, outside: Some(Outside { path, stamps }) })
+    files.input(&path, port_type, Hurry::No).await
 }
 
-/// `https://`, `http://` and `file://`; which bytes come is checked by their digest.
-async fn fetch(url: &str) -> Result<Vec<u8>, String> {
+/// `https://`, `http://` and `file://`, into a file, as it comes; the digest says which bytes came.
+async fn fetch(url: &str, target: &Path) -> Result<Digest, String> {
+    use futures::TryStreamExt;
+    use std::io::Write;
     let fail = |error: object_store::Error| match error {
         object_store::Error::NotFound { .. } => format!("{url} is not there; check the address"),
         other => format!("{url}: {other}"),
@@ -205,8 +366,15 @@ async fn fetch(url: &str) -> Result<Vec<u8>, String> {
         url::Url::parse(url).map_err(|error| format!("{url}: {error}; it should be an https:// or file:// URL"))?;
     let (store, path) = object_store::parse_url_opts(&parsed, [("allow_http", "true")])
         .map_err(|_| format!("{url} cannot be fetched; https://, http:// and file:// URLs can"))?;
-    let result = object_store::ObjectStoreExt::get(&*store, &path).await.map_err(fail)?;
-    result.bytes().await.map(|bytes| bytes.to_vec()).map_err(fail)
+    let mut pieces = object_store::ObjectStoreExt::get(&*store, &path).await.map_err(fail)?.into_stream();
+    let write = |error: std::io::Error| format!("{}: {error}", target.display());
+    let mut file = std::fs::File::create(target).map_err(write)?;
+    let mut hasher = blake3::Hasher::new();
+    while let Some(piece) = pieces.try_next().await.map_err(fail)? {
+        hasher.update(&piece);
+        file.write_all(&piece).map_err(write)?;
+    }
+    Ok(Digest::finish(&hasher))
 }
 
 /// An artifact by name and tag.
@@ -236,9 +404,18 @@ mod tests {
 
     const SECOND: i128 = 1_000_000_000;
 
-    fn stamp(modified_s: i128, changed_s: i128) -> Vec<(String, Stamp)> {
-        let stamp = Stamp { inode: 1, size: 1, modified_ns: modified_s * SECOND, changed_ns: changed_s * SECOND };
-        vec![("f".to_owned(), stamp)]
+    fn stamp(modified_s: i128, changed_s: i128) -> Stamp {
+        Stamp { inode: 1, size: 1, modified_ns: modified_s * SECOND, changed_ns: changed_s * SECOND }
+    }
+
+    fn named(files: &[(&str, Stamp)]) -> Stamps {
+        let mut all = Builder::default();
+        files.iter().for_each(|(name, stamp)| all.add(name, stamp));
+        all.finish()
+    }
+
+    fn stamps(of: &[Stamp]) -> Stamps {
+        named(&of.iter().map(|stamp| ("f", *stamp)).collect::<Vec<_>>())
     }
 
     fn artifact(text: &str) -> Artifact {
@@ -250,18 +427,31 @@ mod tests {
     /// All these times are long ago: when the digest is asked for again does not count, only when it was taken.
     #[test]
     fn a_digest_taken_right_after_a_change_is_never_trusted() {
-        let certain = |stamps: &Vec<(String, Stamp)>, digested_s: i128| {
-            let kept = Kept { stamps: stamps.clone(), artifact: artifact("x"), digested_at: digested_s * SECOND };
-            kept.is_certain(stamps)
+        let certain = |of: &[Stamp], digested_s: i128| {
+            let kept = Kept { stamps: stamps(of), artifact: artifact("x"), digested_at: digested_s * SECOND };
+            kept.is_certain(&stamps(of))
         };
-        assert!(!certain(&stamp(100, 100), 101), "another change in the same tick would not show");
-        assert!(!certain(&stamp(100, 100), 102));
-        assert!(certain(&stamp(100, 100), 103));
-        assert!(!certain(&stamp(50, 100), 101), "the time of modification can be set back, that of change cannot");
-        assert!(!certain(&stamp(200, 100), 103), "nor is one in the future certain");
-        let mut two = stamp(10, 10);
-        two.extend(stamp(100, 100));
-        assert!(!certain(&two, 101), "every file counts");
+        assert!(!certain(&[stamp(100, 100)], 101), "another change in the same tick would not show");
+        assert!(!certain(&[stamp(100, 100)], 102));
+        assert!(certain(&[stamp(100, 100)], 103));
+        assert!(!certain(&[stamp(50, 100)], 101), "the time of modification can be set back, that of change cannot");
+        assert!(!certain(&[stamp(200, 100)], 103), "nor is one in the future certain");
+        assert!(!certain(&[stamp(10, 10), stamp(100, 100)], 101), "every file counts");
+        assert!(certain(&[], 101), "an empty folder has no file that could have changed");
+    }
+
+    #[test]
+    fn any_other_stamp_or_name_is_a_change() {
+        let base = [("a", stamp(1, 1)), ("b", stamp(2, 2))];
+        let others = [
+            [("a", stamp(1, 1)), ("b", stamp(2, 3))],
+            [("a", stamp(1, 1)), ("b", Stamp { inode: 7, ..stamp(2, 2) })],
+            [("a", stamp(1, 1)), ("b", Stamp { size: 7, ..stamp(2, 2) })],
+            [("a", stamp(1, 1)), ("c", stamp(2, 2))],
+            [("a", stamp(2, 2)), ("b", stamp(1, 1))],
+        ];
+        assert!(others.iter().all(|other| named(other) != named(&base)));
+        assert_eq!(named(&base), named(&base));
     }
 
     #[test]
@@ -269,13 +459,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("f");
         std::fs::write(&file, "real").unwrap();
-        let stamps = stamps(&file).unwrap();
-        let changed = stamps[0].1.changed_ns;
+        let stamps = Stamps::of(&file, None).unwrap().unwrap();
+        let changed = stamps.newest_ns;
         let answer = |digested_at: i128| {
             let cache = FileCache::load(&folder.path().join("cache/files.json"));
-            let kept = Kept { stamps: stamps.clone(), artifact: artifact("kept"), digested_at };
-            cache.kept.lock().unwrap().0.insert(file.clone(), kept);
-            cache.input(&file, PortType::Tree).unwrap().artifact.digest
+            let kept = Kept { stamps, artifact: artifact("kept"), digested_at };
+            cache.kept().0.insert(file.clone(), kept);
+            cache.input_at_once(&file, PortType::Tree).unwrap().artifact.digest
         };
         let kept = artifact("kept").digest;
         assert_eq!(answer(changed + 3 * SECOND), kept);
@@ -289,14 +479,40 @@ mod tests {
         std::fs::write(&file, "text").unwrap();
         let saved = |path: &Path| {
             let cache = FileCache::load(path);
-            cache.input(&file, PortType::Tree).unwrap();
+            cache.input_at_once(&file, PortType::Tree).unwrap();
             cache.save();
             path.exists()
         };
         assert!(saved(&folder.path().join("cache/files.json")));
         let kept = FileCache::load(&folder.path().join("cache/files.json"));
-        assert!(kept.kept.lock().unwrap().0.contains_key(&file));
+        assert!(kept.kept().0.contains_key(&file));
         assert!(!saved(&folder.path().join("none/cache/files.json")));
         assert!(!folder.path().join("none").exists());
+    }
+
+    #[tokio::test]
+    async fn what_is_large_is_read_only_by_whoever_has_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let large = folder.path().join("large");
+        std::fs::File::create(&large).unwrap().set_len(AT_HAND.bytes + 1).unwrap();
+        let cache = FileCache::load(&folder.path().join("cache/files.json"));
+        assert!(cache.input(&large, PortType::Tree, Hurry::Yes).await.is_err());
+        let read = cache.input(&large, PortType::Tree, Hurry::No).await.unwrap();
+        assert_eq!(read.outside.unwrap().size(), Size { files: 1, bytes: AT_HAND.bytes + 1 });
+        assert_eq!(cache.reading(), []);
+    }
+
+    #[test]
+    fn what_cannot_be_an_input_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        nix::unistd::mkfifo(&path("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        std::os::unix::fs::symlink("gone", path("link")).unwrap();
+        std::fs::write(path("file"), "").unwrap();
+        let told = ["fifo", "link", "nowhere", "file/below", "file"].map(|name| {
+            let told = unusable(&path(name)).unwrap_or_default();
+            told.replace(&folder.path().display().to_string(), "[folder]")
+        });
+        insta::assert_snapshot!(told.join("\n"));
     }
 }

@@ -5,7 +5,8 @@ pub mod graph;
 pub mod history;
 pub mod inputs;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::path::PathBuf;
 
 use cuda_agent_protocol::Manifest;
 use cuda_agent_protocol::manifest::Determinism;
@@ -21,7 +22,7 @@ use crate::rows::index::RowError;
 use crate::spec::{Command, Pipeline, Source, Stage};
 use crate::store::{CONCURRENT, Hint, Record, Store, StoreError};
 use history::History;
-use inputs::{FileCache, Input};
+use inputs::{FileCache, Hurry, Input};
 
 /// From so many stages on, looking them up is shared among threads.
 const WORTH_THREADS: usize = 64;
@@ -255,7 +256,7 @@ impl<'a> Planner<'a> {
     /// Plans the selected stages, producers first.
     pub async fn plan(&self, order: &[usize], selected: &[bool]) -> Result<Vec<Option<StagePlan>>, PlanError> {
         self.begin().await?;
-        let mut found: HashMap<usize, StagePlan> = self.hits(order, selected).await?;
+        let mut found: HashMap<usize, StagePlan> = self.hits(order, selected, &|| false).await?;
         let mut plans: Vec<Option<StagePlan>> = self.pipeline.stages.iter().map(|_| None).collect();
         for &stage in order.iter().filter(|stage| selected[**stage]) {
             if let Some(hit) = found.remove(&stage) {
@@ -291,9 +292,9 @@ impl<'a> Planner<'a> {
         stages: impl Iterator<Item = (String, Digest)>,
     ) -> Result<(), StoreError> {
         let Some(hint) = self.hint.get() else { return Ok(()) };
-        let known = |name: &String| self.pipeline.stages.iter().any(|stage| stage.name == *name);
+        let known: HashSet<&String> = self.pipeline.stages.iter().map(|stage| &stage.name).collect();
         let mut all: BTreeMap<String, Digest> = hint.stages.clone();
-        all.retain(|name, _| known(name));
+        all.retain(|name, _| known.contains(name));
         all.extend(stages);
         if all == hint.stages {
             return Ok(());
@@ -308,41 +309,50 @@ impl<'a> Planner<'a> {
 
     /// What the store has already: a run that finds everything does little else. Whatever needs no far store is looked up
     /// on all cores, and the rest level by level, many at once. Stages that are not found, or cannot be planned, are left
-    /// to whoever looks at them one by one.
-    pub async fn hits<H: Hit>(&self, order: &[usize], selected: &[bool]) -> Result<HashMap<usize, H>, PlanError> {
+    /// to whoever looks at them one by one, and so is everything once `is_halted` says so.
+    pub async fn hits<H: Hit>(
+        &self,
+        order: &[usize],
+        selected: &[bool],
+        is_halted: &(dyn Fn() -> bool + Sync),
+    ) -> Result<HashMap<usize, H>, PlanError> {
         let mut found: HashMap<usize, H> = HashMap::new();
-        let mut rest: Vec<usize> = order.iter().copied().filter(|index| selected[*index]).collect();
         let is_far = self.store.far().is_some();
-        if self.store.folder().is_none() || (!is_far && rest.len() < WORTH_THREADS) {
+        let chosen: Vec<usize> = order.iter().copied().filter(|index| selected[*index]).collect();
+        if self.store.folder().is_none() || (!is_far && chosen.len() < WORTH_THREADS) {
             return Ok(found);
         }
         let trusted = self.store.trusted();
-        for quick in [true, false] {
-            if !quick && !is_far {
-                break;
-            }
-            loop {
-                let is_ready = |stage: &usize| {
-                    let before = producers(&self.pipeline.stages[*stage]);
-                    before.iter().all(|producer| found.contains_key(producer))
-                };
-                let ready: Vec<usize> = rest.iter().copied().filter(is_ready).collect();
-                let hits = match quick {
-                    true => self.hits_on_threads(&trusted, ready, &found),
-                    false => self.hits_at_once(ready, &found).await,
-                };
-                if hits.is_empty() {
-                    break;
-                }
-                found.extend(hits);
-                rest.retain(|stage| !found.contains_key(stage));
-            }
+        let mut levels = Levels::new(self.pipeline, &chosen);
+        let mut ready = levels.first(&chosen);
+        let mut missed = Vec::new();
+        while !ready.is_empty() && !is_halted() {
+            let hits = self.hits_on_threads(&trusted, &ready, &found, is_halted);
+            let next = levels.after(hits.iter().map(|(stage, _)| *stage));
+            found.extend(hits);
+            missed.extend(ready.into_iter().filter(|stage| !found.contains_key(stage)));
+            ready = next;
+        }
+        let mut ready = if is_far { missed } else { Vec::new() };
+        while !ready.is_empty() && !is_halted() {
+            let hits = self.hits_at_once(ready, &found).await;
+            ready = levels.after(hits.iter().map(|(stage, _)| *stage));
+            found.extend(hits);
         }
         Ok(found)
     }
 
-    fn hits_on_threads<H: Hit>(&self, store: &Store, ready: Vec<usize>, found: &HashMap<usize, H>) -> Vec<(usize, H)> {
+    fn hits_on_threads<H: Hit>(
+        &self,
+        store: &Store,
+        ready: &[usize],
+        found: &HashMap<usize, H>,
+        is_halted: &(dyn Fn() -> bool + Sync),
+    ) -> Vec<(usize, H)> {
         let look = |index: &usize| {
+            if is_halted() {
+                return None;
+            }
             let plan = self.stage_in(store, *index, |producer| found.get(&producer).and_then(H::made));
             let plan = futures::executor::block_on(plan).ok()?;
             Some((*index, H::of(plan, self.store)?))
@@ -373,20 +383,25 @@ impl<'a> Planner<'a> {
         self.files.save();
     }
 
+    /// Files outside that are being read at this moment, with bytes done and bytes in all.
+    pub fn reading(&self) -> Vec<(PathBuf, u64, u64)> {
+        self.files.reading()
+    }
+
     /// What can be told before anything starts: files that are not there, and a toolchain that is not.
     pub fn problems(&self, selected: &[bool]) -> Vec<PlanError> {
         let stages = self.pipeline.stages.iter().zip(selected).filter(|(_, chosen)| **chosen);
-        let mut problems = Vec::new();
+        let (mut problems, mut lacks) = (Vec::new(), Lacks::default());
         for (stage, _) in stages {
             for (port, source) in stage.inputs.iter().flat_map(|(port, all)| all.iter().map(move |one| (port, one))) {
                 if let Source::Path(path) = source
-                    && !path.exists()
+                    && let Some(problem) = inputs::unusable(path)
                 {
-                    problems.push(Self::input_error(stage, port, &inputs::absent(path)));
+                    problems.push(Self::input_error(stage, port, &problem));
                 }
             }
             if let Err(error) = self.host.toolchain(&stage.kind) {
-                self.add_toolchain_problem(&mut problems, stage, error);
+                lacks.add(stage, error);
             }
             if stage.command.is_some()
                 && let Err(error) = self.command_files(stage)
@@ -395,19 +410,8 @@ impl<'a> Planner<'a> {
                 problems.push(PlanError::Program { location, stage, error });
             }
         }
+        problems.extend(lacks.told());
         problems
-    }
-
-    /// One problem of the machine is one error, however many stages meet it.
-    fn add_toolchain_problem(&self, problems: &mut Vec<PlanError>, stage: &Stage, error: ToolchainError) {
-        let same = problems.iter_mut().find_map(|problem| match problem {
-            PlanError::Toolchain { stage, error: other } if *other == error => Some(stage),
-            _ => None,
-        });
-        match same {
-            Some(stages) => *stages = format!("{stages}`, `{}", stage.name),
-            None => problems.push(PlanError::Toolchain { stage: stage.name.clone(), error }),
-        }
     }
 
     /// `message` may go on with `; ` and a hint.
@@ -490,7 +494,8 @@ impl<'a> Planner<'a> {
     ) -> Result<Verdict, PlanError> {
         let mut reasons = Vec::new();
         let (generation, record) = store.newest(&resolved.key).await?;
-        if let Some(record) = record {
+        // A record of something else that lies under this key is damaged, or somebody's trick.
+        if let Some(record) = record.filter(|record| record.preimage == resolved.preimage) {
             let failed = record.rows.map_or(0, |rows| rows.failed);
             let mut missing = None;
             // What is known to be shared is shared with all its blobs.
@@ -560,11 +565,15 @@ impl<'a> Planner<'a> {
                             )
                         })
                     }
-                    Source::Path(path) => self.files.input(path, stage.kind.inputs[port].port_type),
+                    Source::Path(path) => {
+                        let hurry = if store.is_quick() { Hurry::Yes } else { Hurry::No };
+                        self.files.input(path, stage.kind.inputs[port].port_type, hurry).await
+                    }
                     // These may need requests; whoever has time for them looks again.
                     Source::Url { .. } | Source::Artifact { .. } if store.is_quick() => Err("not near".to_owned()),
                     Source::Url { url, digest } => {
-                        inputs::download(url, digest, stage.kind.inputs[port].port_type, &self.folders.cache).await
+                        let port_type = stage.kind.inputs[port].port_type;
+                        inputs::download(&self.files, url, digest, port_type, &self.folders.cache).await
                     }
                     Source::Artifact { name, tag } => inputs::tagged(self.store, name, tag).await,
                 };
@@ -661,6 +670,71 @@ impl<'a> Planner<'a> {
             files.extend(catalog::source_files(&self.pipeline.folder, source)?);
         }
         Ok(files)
+    }
+}
+
+/// Which stages come next when others are found: each wire is followed once, however long the pipeline is.
+struct Levels {
+    /// Producers that are not found, by stage.
+    missing: HashMap<usize, usize>,
+    consumers: HashMap<usize, Vec<usize>>,
+}
+
+impl Levels {
+    fn new(pipeline: &Pipeline, chosen: &[usize]) -> Self {
+        let mut levels = Self { missing: HashMap::with_capacity(chosen.len()), consumers: HashMap::new() };
+        for stage in chosen {
+            let mut before = producers(&pipeline.stages[*stage]);
+            before.sort_unstable();
+            before.dedup();
+            levels.missing.insert(*stage, before.len());
+            before.into_iter().for_each(|producer| levels.consumers.entry(producer).or_default().push(*stage));
+        }
+        levels
+    }
+
+    /// Those that wait for nothing, in this order.
+    fn first(&self, chosen: &[usize]) -> Vec<usize> {
+        chosen.iter().copied().filter(|stage| self.missing[stage] == 0).collect()
+    }
+
+    /// Those that wait for nothing any more, now that these are found.
+    fn after(&mut self, found: impl Iterator<Item = usize>) -> Vec<usize> {
+        let mut free = Vec::new();
+        for consumer in found.flat_map(|stage| self.consumers.remove(&stage).unwrap_or_default()) {
+            let missing = self.missing.get_mut(&consumer).expect("every consumer was counted");
+            *missing -= 1;
+            if *missing == 0 {
+                free.push(consumer);
+            }
+        }
+        free
+    }
+}
+
+/// What the machine lacks: one problem is one error, however many stages meet it.
+#[derive(Default)]
+struct Lacks<'a> {
+    met: Vec<(ToolchainError, Vec<&'a str>)>,
+}
+
+impl<'a> Lacks<'a> {
+    fn add(&mut self, stage: &'a Stage, error: ToolchainError) {
+        match self.met.iter_mut().find(|(met, _)| *met == error) {
+            Some((_, stages)) => stages.push(&stage.name),
+            None => self.met.push((error, vec![&stage.name])),
+        }
+    }
+
+    fn told(self) -> impl Iterator<Item = PlanError> {
+        const SHOWN: usize = 20;
+        self.met.into_iter().map(|(error, stages)| {
+            let mut stage = stages[..stages.len().min(SHOWN)].join("`, `");
+            if stages.len() > SHOWN {
+                stage.push_str(&format!("`, `… {} more", stages.len() - SHOWN));
+            }
+            PlanError::Toolchain { stage, error }
+        })
     }
 }
 

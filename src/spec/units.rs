@@ -31,11 +31,7 @@ fn unit(name: &str) -> Option<f64> {
     }
 }
 
-/// `[A-Za-z_][A-Za-z0-9_-]*`: names of stages, ports, parameters and axes, which also serve as file names.
-pub(crate) fn is_name(text: &str) -> bool {
-    text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
-}
+pub(crate) use crate::name::is_name;
 
 /// `[A-Za-z_][A-Za-z0-9_]*`: names of environment variables.
 pub(crate) fn is_variable(text: &str) -> bool {

@@ -84,7 +84,7 @@ impl Store {
 /// Whether it is so little time since an object was seen that gc cannot have taken it.
 fn is_known_and_fresh(far: &Far, name: &str) -> bool {
     let fresh = 0.0..grace().as_secs_f64() / 2.0;
-    far.seen(name).is_some_and(|seen| fresh.contains(&(crate::now() - seen)))
+    far.seen(name).zip(far.known_clock()).is_some_and(|(seen, now)| fresh.contains(&(now - seen)))
 }
 
 async fn is_far(far: &Far, file: &File) -> Result<bool, StoreError> {

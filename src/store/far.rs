@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OnceCell, Semaphore};
@@ -26,6 +27,7 @@ pub struct Far {
     pending: PathBuf,
     read_only: bool,
     id: OnceCell<String>,
+    clock: OnceCell<Clock>,
     caught_up: OnceCell<()>,
     /// So many results are offered at a time.
     pub(super) offers: Semaphore,
@@ -49,6 +51,19 @@ struct State {
     sent: (u64, u64),
     /// Objects and bytes that came down.
     received: (u64, u64),
+}
+
+/// The server's clock.
+struct Clock {
+    server: f64,
+    /// Not later than the server's answer, so that nothing ever seems younger than it is.
+    asked_at: Instant,
+}
+
+impl Clock {
+    fn now(&self) -> f64 {
+        self.server + self.asked_at.elapsed().as_secs_f64()
+    }
 }
 
 /// What the last run of a pipeline that ended well found or made: where to look first, and never more than that.
@@ -84,6 +99,7 @@ impl Far {
             pending,
             read_only,
             id: OnceCell::new(),
+            clock: OnceCell::new(),
             caught_up: OnceCell::new(),
             offers: Semaphore::new(OFFERS),
         }
@@ -98,22 +114,43 @@ impl Far {
         self.read_only
     }
 
-    /// The id that the store was given by whoever came first. A store at the same address with another one is another
-    /// store: emptied, made anew, or on another server.
+    /// The id that the store was given by whoever came first, empty where nobody has written there yet. A store at the same
+    /// address with another one is another store: emptied, made anew, or on another server.
     pub async fn id(&self) -> Result<&str, StoreError> {
-        let id = self.id.get_or_try_init(|| async {
-            let name = format!("{LAYOUT}/store-id");
-            if let Some(id) = self.tier.read(&name).await? {
-                return Ok(String::from_utf8_lossy(&id).into_owned());
-            }
-            if self.read_only {
-                return Ok(String::new());
-            }
-            self.tier.create(&name, crate::nonce()).await?;
-            let id = self.tier.read(&name).await?.unwrap_or_default();
-            Ok(String::from_utf8_lossy(&id).into_owned())
+        if let Some(id) = self.id.get() {
+            return Ok(id);
+        }
+        match self.tier.read(&self.id_name()).await? {
+            Some(id) => Ok(self.id.get_or_init(|| async { String::from_utf8_lossy(&id).into_owned() }).await),
+            None => Ok(""),
+        }
+    }
+
+    /// The same for commands that write: who comes first gives the id. Whoever only looks leaves nothing behind.
+    pub async fn make_id(&self) -> Result<&str, StoreError> {
+        if self.id().await?.is_empty() && !self.read_only {
+            self.tier.create(&self.id_name(), crate::nonce()).await?;
+        }
+        self.id().await
+    }
+
+    fn id_name(&self) -> String {
+        format!("{LAYOUT}/store-id")
+    }
+
+    /// What time it is for the server, in seconds since 1970: gc counts by it, and this machine's clock may be days away from
+    /// it. The server is asked once, by writing.
+    pub async fn clock(&self) -> Result<f64, StoreError> {
+        let asked = self.clock.get_or_try_init(|| async {
+            let asked_at = Instant::now();
+            Ok(Clock { server: super::gc::clock(&self.tier).await?, asked_at })
         });
-        id.await.map(String::as_str)
+        asked.await.map(Clock::now)
+    }
+
+    /// The same, where the server was asked already.
+    pub fn known_clock(&self) -> Option<f64> {
+        self.clock.get().map(Clock::now)
     }
 
     /// Two listings tell what has changed behind what is known: results that were replaced, and deletions by gc. Once a
@@ -175,7 +212,7 @@ impl Far {
         self.state().known.add(name, None);
     }
 
-    /// Notes that an object was written then.
+    /// Notes that an object was written then, by the server's clock.
     pub fn add_written(&self, name: &str, modified: f64) {
         self.state().known.add(name, Some(modified));
     }
@@ -287,5 +324,26 @@ impl Far {
     /// What users have not been told yet.
     pub fn take_troubles(&self) -> Vec<String> {
         std::mem::take(&mut self.state().troubles)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn whoever_only_looks_writes_nothing() {
+        let cache = tempfile::tempdir().unwrap();
+        let far = Far::new(Tier::memory(), cache.path(), false);
+        far.catch_up().await.unwrap();
+        assert_eq!(far.id().await.unwrap(), "");
+        assert_eq!(far.tier.list("").await.unwrap(), []);
+        let id = far.make_id().await.unwrap().to_owned();
+        assert_eq!(far.id().await.unwrap(), id);
+        let another = Far::new(far.tier.clone(), cache.path(), false);
+        assert_eq!((another.make_id().await.unwrap(), id.len()), (id.as_str(), 32), "who comes first gives it");
+        let reader = Far::new(Tier::memory(), cache.path(), true);
+        assert_eq!(reader.make_id().await.unwrap(), "");
+        assert_eq!(reader.tier.list("").await.unwrap(), []);
     }
 }

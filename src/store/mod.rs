@@ -26,6 +26,7 @@ use object_store::ObjectStore;
 
 use crate::artifact::{Artifact, tree};
 use crate::digest::Digest;
+use crate::name::{TAG_PARTS, is_tag_part};
 use far::Far;
 pub use far::Hint;
 pub use record::{Commit, Record, RowCounts, RunManifest, SegmentName, StageEntry, Tag};
@@ -295,6 +296,15 @@ impl Store {
         self.read_checked(&blob_name(digest), digest).await
     }
 
+    /// Reads a pack of small files and checks it, as [`Self::get_blob`] does. What is larger than any pack is none, and is not
+    /// read into memory.
+    pub async fn get_pack(&self, digest: &Digest) -> Result<Option<Bytes>, StoreError> {
+        match self.blob_size(digest).await? {
+            Some(size) if size <= tree::PACK_LIMIT => self.get_blob(digest).await,
+            _ => Ok(None),
+        }
+    }
+
     /// Reads an object that its digest names: near, else far, and then it is kept near.
     async fn read_checked(&self, name: &str, digest: &Digest) -> Result<Option<Bytes>, StoreError> {
         let is_good = |bytes: &Bytes| Digest::of_bytes(bytes) == *digest;
@@ -414,14 +424,10 @@ impl Store {
     }
 
     /// A blob that is used again must not be among those that gc is about to collect; `false` where it cannot be helped, so
-    /// that it is written again.
+    /// that it is written again. How old it is now does not count: the folder may be another machine's, with a clock of its
+    /// own.
     fn make_young(&self, name: &str) -> bool {
-        let Some(path) = self.near.local(name) else { return true };
-        let age = std::fs::metadata(&path).and_then(|metadata| metadata.modified()).map(|time| time.elapsed());
-        if age.is_ok_and(|age| age.is_ok_and(|age| age < grace() / 2)) {
-            return true;
-        }
-        tier::touch(&path).is_ok()
+        self.near.local(name).is_none_or(|path| tier::touch(&path).is_ok())
     }
 
     /// Whether every blob of an artifact is there; the first that is not, otherwise.
@@ -465,14 +471,19 @@ impl Store {
     /// The files of a tree; `None` where the list is missing or damaged.
     pub async fn tree_entries(&self, artifact: &Artifact) -> Result<Option<Vec<tree::Entry>>, StoreError> {
         let Some(bytes) = self.get_blob(&artifact.blob).await? else { return Ok(None) };
-        let wrong = |error: crate::artifact::ArtifactError| self.near.error("read", &artifact.blob.to_string(), error);
-        tree::from_blob(&bytes).map(Some).map_err(wrong)
+        let wrong = |error: &dyn std::fmt::Display| self.near.error("read", &artifact.blob.to_string(), error);
+        let entries = tree::from_blob(&bytes).map_err(|error| wrong(&error))?;
+        match tree::digest(&entries) == artifact.digest {
+            true => Ok(Some(entries)),
+            false => Err(wrong(&"the list of a tree's files is not that of the tree")),
+        }
     }
 
     /// The newest record of a key.
     pub async fn record(&self, key: &Digest) -> Result<Option<(u32, Record)>, StoreError> {
         let (generation, record) = self.newest(key).await?;
-        Ok(record.map(|record| (generation, record)))
+        // Where a stage is looked up, its pre-image is compared; who comes by the key alone has nothing to compare.
+        Ok(record.filter(Record::is_of_its_key).map(|record| (generation, record)))
     }
 
     /// The newest generation of a key (0 where there is none), and its record, unless that is damaged.
@@ -588,7 +599,8 @@ impl Store {
         self.near.create(&name, bytes.clone()).await?;
         if let Some(far) = self.writable() {
             match far.tier.overwrite(&name, bytes).await {
-                Ok(()) => far.add_written(&name, crate::now()),
+                // How old it is counts only for gc, which asks the server.
+                Ok(()) => far.add_known(&name),
                 Err(error) => far.trouble(format!("finished rows stay on this machine for now: {error}")),
             }
         }
@@ -618,7 +630,12 @@ impl Store {
         let name = format!("{LAYOUT}/runs/{id}");
         let parse = |bytes: Option<Bytes>| -> Result<Option<RunManifest>, StoreError> {
             let Some(bytes) = bytes else { return Ok(None) };
-            serde_json::from_slice(&bytes).map(Some).map_err(|error| self.near.error("read", &name, error))
+            let run: RunManifest =
+                serde_json::from_slice(&bytes).map_err(|error| self.near.error("read", &name, error))?;
+            match run.run == id {
+                true => Ok(Some(run)),
+                false => Err(self.near.error("read", &name, format!("it is the manifest of {:?}", run.run))),
+            }
         };
         let near = parse(self.near.read(&name).await?)?;
         match &self.far {
@@ -697,7 +714,7 @@ impl Store {
                 self.near.error("tag", &format!("{name}@{tag}"), "tags are for everybody, and nothing is shared now");
             return Err(StoreError { hint: Some("tag it without --offline and --read-only".into()), ..error });
         }
-        let name = format!("{LAYOUT}/tags/{name}/{tag}");
+        let name = self.tag_name(name, tag)?;
         let bytes = Bytes::from(serde_json::to_vec(target).expect("tags are plain data"));
         if let Some(far) = &self.far {
             far.tier.overwrite(&name, bytes.clone()).await?;
@@ -705,9 +722,18 @@ impl Store {
         self.near.overwrite(&name, bytes).await
     }
 
+    /// Where a tag lies; one that would lie elsewhere is refused.
+    fn tag_name(&self, name: &str, tag: &str) -> Result<String, StoreError> {
+        if is_tag_part(name) && is_tag_part(tag) {
+            return Ok(format!("{LAYOUT}/tags/{name}/{tag}"));
+        }
+        let error = self.near.error("tag", &format!("{name}@{tag}"), "that is no NAME@TAG");
+        Err(StoreError { hint: Some(TAG_PARTS.into()), ..error })
+    }
+
     /// What a tag names.
     pub async fn tag(&self, name: &str, tag: &str) -> Result<Option<Tag>, StoreError> {
-        let name = format!("{LAYOUT}/tags/{name}/{tag}");
+        let name = self.tag_name(name, tag)?;
         let Some(bytes) = self.truth().read(&name).await? else { return Ok(None) };
         if self.far.is_some() {
             self.keep_near(&name, bytes.clone()).await;
@@ -752,7 +778,7 @@ async fn read_record(tier: &Tier, key: &Digest, generation: u32) -> Result<Optio
     let mut doubt = Doubt::default();
     loop {
         let Some(bytes) = tier.read(&name).await? else { return Ok(None) };
-        let record = Record::from_bytes(&bytes).filter(|record| record.key == *key);
+        let record = Record::from_bytes(&bytes).filter(|record| record.key == *key && record.is_sound());
         if record.is_some() || doubt.is_damaged(tier, &name, Digest::of_bytes(&bytes))? {
             return Ok(Some(record));
         }

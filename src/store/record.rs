@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use crate::artifact::Artifact;
 use crate::digest::Digest;
-use crate::key::Preimage;
+use crate::key::{Preimage, SCHEMA};
+use crate::name::is_name;
 
 /// What a stage made, filed under its key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -56,6 +57,18 @@ impl Record {
         text.pop();
         let check = Digest::of_bytes(text.as_bytes());
         format!("{text}{CHECK}{check}\"}}").into()
+    }
+
+    /// Whether its names are such as a manifest may declare: they become names of files, and whoever can write to the store
+    /// can write any.
+    pub fn is_sound(&self) -> bool {
+        self.outputs.keys().all(|port| is_name(port))
+    }
+
+    /// Whether its pre-image digests to its key.
+    pub fn is_of_its_key(&self) -> bool {
+        // What an earlier version counted is digested as it wrote it, and looked for by nobody.
+        self.preimage.schema != SCHEMA || self.preimage.key() == self.key
     }
 
     /// Reads what is stored; `None` where that is damaged.

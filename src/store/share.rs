@@ -73,7 +73,8 @@ impl Store {
     /// Uploads a blob, unless it is there and young: an old one might be about to be collected.
     async fn share_blob(&self, far: &Far, blob: &Digest, again: bool) -> Result<(), StoreError> {
         let name = blob_name(blob);
-        let young = |time: f64| (crate::now() - time).abs() < grace().as_secs_f64() / 2.0;
+        let now = far.clock().await?;
+        let young = |time: f64| (now - time).abs() < grace().as_secs_f64() / 2.0;
         if !again {
             if far.seen(&name).is_some_and(young) {
                 return Ok(());
@@ -104,7 +105,7 @@ impl Store {
                 far.tier.overwrite(&name, bytes).await?;
             }
         }
-        far.add_written(&name, crate::now());
+        far.add_written(&name, now);
         Ok(())
     }
 
@@ -126,8 +127,9 @@ impl Store {
                 continue;
             }
             far.count_up(bytes.len() as u64);
+            let now = far.clock().await?;
             far.tier.overwrite(&name, bytes).await?;
-            far.add_written(&name, crate::now());
+            far.add_written(&name, now);
         }
         there.iter().for_each(|name| far.add_known(&format!("{folder}/{name}")));
         Ok(())

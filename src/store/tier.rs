@@ -31,8 +31,6 @@ const ROOM: usize = 256;
 /// Files are read, written and digested in steps that stay in a processor's cache. Larger writes would also make Linux look
 /// for large free pages, which can take longer than the copying.
 const STEP: usize = 128 << 10;
-/// A file that was changed since then is as old as it should be.
-const RECENT: Duration = Duration::from_secs(3600);
 /// Files below this are written at once: another thread's wake-up would take longer.
 const SMALL: usize = 64 << 10;
 /// S3 takes no more parts than 10,000 an object.
@@ -139,7 +137,9 @@ impl Tier {
     /// The file of an object. The object-store layer writes unusual characters of names as `%5B`, and so must we.
     pub fn local(&self, name: &str) -> Option<PathBuf> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/_-.".contains(&byte);
-        self.folder.as_ref().map(|folder| match name.bytes().all(plain) {
+        // It also writes `..` as `%2E%2E`, which is a name and leads nowhere.
+        let stays = |part: &str| !matches!(part, "" | "." | "..");
+        self.folder.as_ref().map(|folder| match name.bytes().all(plain) && name.split('/').all(stays) {
             true => folder.join(name),
             false => folder.join(Path::from(name).as_ref()),
         })
@@ -596,10 +596,8 @@ pub fn move_into_place(from: &FilePath, to: &FilePath) -> std::io::Result<()> {
     let metadata = std::fs::symlink_metadata(from)?;
     // A file with a second name can be changed through it; a blob must not be.
     if metadata.is_file() && metadata.nlink() == 1 {
-        // As old as it is here, not as its program says: gc goes by that.
-        if !metadata.modified()?.elapsed().is_ok_and(|age| age < RECENT) {
-            touch(from)?;
-        }
+        // As old as it is here, not as its program says: gc goes by that, by the clock of the file system.
+        touch(from)?;
         if std::fs::rename(from, to).is_ok() {
             return Ok(());
         }

@@ -64,6 +64,10 @@ impl Override {
 
     /// The value, read as YAML. Where text is wanted, whatever isn't quoted is text.
     pub fn value(&self, wants_text: bool) -> Result<Value, Box<Problem>> {
+        if self.text.trim().is_empty() && !wants_text {
+            let problem = self.name_problem(format!("`{}` has no value", self.name));
+            return Err(Box::new(problem.hint(format!("write `-p {}=VALUE`", self.name))));
+        }
         match serde_yaml::from_str::<Free>(&self.text) {
             Ok(Free(Value::String(text))) => Ok(Value::String(text)),
             _ if wants_text => Ok(Value::String(self.text.clone())),

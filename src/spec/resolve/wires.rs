@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::stage::matches;
 use super::substitute::Scope;
 use super::{Base, Cell, NAME_HINT, Resolver};
+use crate::name::is_tag_part;
 use crate::spec::document::{Place, Spot};
 use crate::spec::error::{Problem, did_you_mean, list, nearest};
 use crate::spec::raw::{External, Input, Text, Wire};
@@ -527,7 +528,7 @@ fn url_source(url: String, digest: Option<String>, spot: &Spot) -> Result<Source
 
 fn artifact_source(artifact: &str, spot: &Spot) -> Result<Source, Box<Problem>> {
     match artifact.split_once('@') {
-        Some((name, tag)) if !name.is_empty() && !tag.is_empty() => {
+        Some((name, tag)) if is_tag_part(name) && is_tag_part(tag) => {
             Ok(Source::Artifact { name: name.to_owned(), tag: tag.to_owned() })
         }
         _ => {
