@@ -33,7 +33,7 @@ install = $(VENV_PYTHON) -m uv pip install --quiet --python $(VENV_PYTHON) --req
 # Stray bytecode beside the stages' sources would make cargo look at them again.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help quickstart test test-rust test-python chaos bench bench-store bench-evaluator bench-dataset test-gpu venv venv-dev azurite build tools python-tools relock relock-python
+.PHONY: help quickstart test test-rust test-python chaos rows bench bench-store bench-evaluator bench-dataset test-gpu venv venv-dev azurite build tools python-tools relock relock-python
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -60,6 +60,13 @@ chaos: venv-dev tools ## The chaos suite at length: kills, faults, damage (`CHAO
 	CUDA_AGENT_CHAOS=$(or $(CHAOS),10) CUDA_AGENT_CHAOS_SEED=$(or $(SEED),$(shell date +%s)) \
 		cargo test --package cuda-agent --test integration --locked --quiet -- --exact --nocapture \
 		chaos::nothing_is_lost_or_wrong_in_chaos
+
+# Random cases of the model, then 2,560 rows shared by 2, 4 and 12 engines over a folder and over S3, so many times each.
+rows: venv-dev tools ## By-row execution at length: is each row done once? (`MODEL=500` cases, `SEED=1`, `TIMES=20`)
+	CUDA_AGENT_ROWS=$(or $(MODEL),500) CUDA_AGENT_ROWS_SEED=$(or $(SEED),$(shell date +%s)) \
+		CUDA_AGENT_ROW_SHARING=$(or $(TIMES),20) \
+		cargo test --package cuda-agent --test integration --locked --quiet -- --nocapture --test-threads=1 \
+		rows_model:: row_sharing::each_row_is_done_once_at_length
 
 bench: build ## Compare with ninja, DVC and Snakemake; `BENCH="--quick"` leaves out the slow peers
 	python3 bench/run.py --binary $(RELEASE) $(BENCH)

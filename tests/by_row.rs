@@ -110,7 +110,8 @@ async fn a_row_that_fails_from_outside_is_not_remembered() {
     asked.program(&lab, |columns| if columns["id"] == 7 { Answer::Failed } else { square(columns) });
     ids(&lab, &(0..10).collect::<Vec<_>>(), "x");
     let (report, _) = lab.run(ROWS).await;
-    assert_eq!(report.failed["r"].message, "1 rows failed from outside causes (rate-limit)");
+    let message = &report.failed["r"].message;
+    assert_eq!(message, "1 rows failed from outside causes (row 7 (id=7): rate-limit)");
     asked.take();
     asked.program(&lab, square);
     let (rows, _) = counts(&mut lab).await;
@@ -218,8 +219,7 @@ async fn an_answer_that_does_not_fit_fails_at_once() {
     asked.program(&lab, |_| Answer::Done(serde_json::json!({ "square": "nine" })));
     ids(&lab, &[3], "x");
     let (report, _) = lab.run(ROWS).await;
-    let message = &report.failed["r"].message;
-    assert!(message.contains("row ") && message.contains("nine"), "{message}");
+    insta::assert_snapshot!(report.failed["r"].message);
 }
 
 #[tokio::test]
@@ -288,17 +288,192 @@ async fn refresh_does_every_row_again_and_the_new_results_win() {
 }
 
 #[tokio::test]
-async fn allowed_failures_are_tried_again_where_they_are_no_longer_allowed() {
+async fn allowed_failures_are_tried_again_by_each_run() {
     let (mut lab, asked) = (Lab::new(), Asked::default());
     asked.program(&lab, |columns| if columns["id"] == 7 { Answer::Failed } else { square(columns) });
     ids(&lab, &(0..10).collect::<Vec<_>>(), "x");
     let lenient = ROWS.replace("inputs:", "allow_failed_rows: 1, inputs:");
-    lab.run(&lenient).await;
-    assert_eq!(lab.plan(&lenient).await, "r: hit");
-    assert_eq!(lab.plan(ROWS).await, "r: miss (1 of its rows failed last time)");
+    let mut records = Vec::new();
+    for wanted in [(0..10).collect(), vec![7]] {
+        let (report, _) = lab.run(&lenient).await;
+        assert_eq!(report.outputs["r"]["rows"].rows, Some(9));
+        assert_eq!(asked.take().into_iter().collect::<BTreeSet<_>>(), wanted.into_iter().collect());
+        let manifest = lab.store.run(&report.run).await.unwrap().unwrap();
+        records.push(lab.store.record(&manifest.stages["r"].key.unwrap()).await.unwrap().unwrap());
+    }
+    assert_eq!(records[0], records[1], "a try that brings nothing new leaves the record as it is");
+    for text in [&lenient, ROWS] {
+        assert_eq!(lab.plan(text).await, "r: miss (1 of its rows failed last time)");
+    }
     asked.program(&lab, square);
-    assert_eq!(counts(&mut lab).await.0.executed, 1);
+    let (report, _) = lab.run(&lenient).await;
+    assert_eq!((report.outputs["r"]["rows"].rows, asked.take()), (Some(10), vec![7]));
+    assert_eq!(lab.plan(&lenient).await, "r: hit");
     assert_eq!(lab.plan(ROWS).await, "r: hit");
+}
+
+#[tokio::test]
+async fn two_stages_with_the_same_rows_do_each_once() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, square);
+    let write = |name: &str, ids: std::ops::Range<i64>| {
+        write_ids(&lab.folder.path().join(name), &ids.collect::<Vec<_>>(), "x");
+    };
+    write("a.parquet", 0..100);
+    write("b.parquet", 50..150);
+    let text = "stages:\n  a: { uses: lab/rows, inputs: { rows: { path: a.parquet } } }\n  \
+        b: { uses: lab/rows, inputs: { rows: { path: b.parquet } } }\n";
+    let sorted = |mut ids: Vec<i64>| {
+        ids.sort_unstable();
+        ids
+    };
+    for refresh in [vec![], vec!["a".to_owned(), "b".to_owned()]] {
+        lab.refresh = refresh;
+        let (report, _) = lab.run(text).await;
+        assert!(report.failed.is_empty(), "{:?}", report.failed);
+        assert_eq!(sorted(asked.take()), (0..150).collect::<Vec<_>>(), "refresh: {:?}", lab.refresh);
+        assert_eq!(report.outputs["b"]["rows"].rows, Some(100));
+    }
+}
+
+#[tokio::test]
+async fn a_refresh_that_is_tried_again_does_the_rows_that_failed() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, square);
+    ids(&lab, &(0..20).collect::<Vec<_>>(), "x");
+    counts(&mut lab).await;
+    asked.take();
+    let failures = AtomicU32::new(2);
+    asked.program(&lab, move |columns| {
+        let fails = columns["id"] == 7
+            && failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok();
+        if fails { Answer::Failed } else { square(columns) }
+    });
+    lab.refresh = vec!["r".into()];
+    let (report, _) = lab.run(&ROWS.replace("inputs:", "retry: { attempts: 3, backoff: 1ms }, inputs:")).await;
+    assert!(report.failed.is_empty(), "{:?}", report.failed);
+    let mut asked = asked.take();
+    asked.sort_unstable();
+    let mut wanted: Vec<i64> = (0..20).chain([7, 7]).collect();
+    wanted.sort_unstable();
+    assert_eq!(asked, wanted);
+    let manifest = lab.store.run(&report.run).await.unwrap().unwrap();
+    let (_, record) = lab.store.record(&manifest.stages["r"].key.unwrap()).await.unwrap().unwrap();
+    let rows = record.rows.unwrap();
+    assert_eq!((rows.executed, rows.reused, rows.failed), (20, 0, 0));
+}
+
+#[tokio::test]
+async fn what_was_rejected_proves_nothing() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, |columns| if columns["id"].as_i64() >= Some(3) { Answer::Die } else { square(columns) });
+    ids(&lab, &[3, 1], "x");
+    assert_eq!(counts(&mut lab).await.0.rejected, 1);
+    ids(&lab, &[3, 4, 1], "x");
+    let (rows, _) = counts(&mut lab).await;
+    assert_eq!((rows.executed, rows.rejected), (1, 2), "1 is the row that shows that programs work");
+}
+
+#[tokio::test]
+async fn a_column_of_the_input_that_is_made_too_is_found_before_any_row_is_done() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, square);
+    let numbers = || Arc::new(arrow::array::Int64Array::from(vec![1, 2])) as arrow::array::ArrayRef;
+    let batch = arrow::array::RecordBatch::try_from_iter([("id", numbers()), ("square", numbers())]).unwrap();
+    table::write(&lab.folder.path().join("ids.parquet"), &batch.schema(), &[batch]).unwrap();
+    let (report, _) = lab.run(ROWS).await;
+    let failure = &report.failed["r"];
+    insta::assert_snapshot!(format!("{}\nhint: {}", failure.message, failure.hint.as_deref().unwrap()));
+    assert_eq!(asked.take(), [0i64; 0]);
+}
+
+#[tokio::test]
+async fn programs_that_need_no_core_are_no_more_than_the_cores() {
+    let mut lab = Lab::new();
+    let (running, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let (inner, counted, highest) = (row_program(square), running.clone(), most.clone());
+    lab.launcher.on(
+        "lab/idle",
+        Arc::new(move |folder, request, channels| {
+            highest.fetch_max(counted.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            let (program, counted) = (inner(folder, request, channels), counted.clone());
+            futures::FutureExt::boxed(async move {
+                let exit = program.await;
+                counted.fetch_sub(1, Ordering::SeqCst);
+                exit
+            })
+        }),
+    );
+    ids(&lab, &(0..500).collect::<Vec<_>>(), "x");
+    let (report, _) = lab.run(&ROWS.replace("lab/rows", "lab/idle")).await;
+    assert!(report.failed.is_empty(), "{:?}", report.failed);
+    assert_eq!(running.load(Ordering::SeqCst), 0);
+    let most = most.load(Ordering::SeqCst);
+    assert!((2..=lab.host.cpus).contains(&most), "{most}");
+}
+
+#[tokio::test]
+async fn failures_name_the_rows_that_a_program_had() {
+    let mut lab = Lab::new();
+    lab.launcher.on(
+        "lab/rows",
+        Arc::new(|folder, _, channels| {
+            futures::FutureExt::boxed(async move {
+                channels.rows.unwrap().recv().await;
+                std::fs::write(
+                    folder.join("error.json"),
+                    r#"{"kind": "internal", "message": "KeyError: 'x'", "hint": null}"#,
+                )
+                .unwrap();
+                cuda_agent::execute::launch::Exit::Code(1)
+            })
+        }),
+    );
+    ids(&lab, &[5], "x");
+    let mut told = Vec::new();
+    let (report, _) = lab.run(ROWS).await;
+    told.push(report.failed["r"].message.clone());
+    lab.launcher.on(
+        "lab/rows",
+        Arc::new(|_, _, channels| {
+            futures::FutureExt::boxed(async move {
+                let row = channels.rows.unwrap().recv().await.unwrap().row;
+                let result = |row| cuda_agent_protocol::RowResult {
+                    row,
+                    status: cuda_agent_protocol::RowStatus::Rejected,
+                    reason: None,
+                    detail: None,
+                    outputs: Default::default(),
+                };
+                for _ in 0..2 {
+                    let _ = channels.events.send(Ok(cuda_agent_protocol::Event::Row(result(row.clone())))).await;
+                }
+                std::future::pending().await
+            })
+        }),
+    );
+    let (report, _) = lab.run(ROWS).await;
+    told.push(report.failed["r"].message.clone());
+    insta::assert_snapshot!(told.join("\n"));
+}
+
+#[tokio::test]
+async fn more_rejected_rows_than_are_allowed_fail_the_stage() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, |columns| if columns["id"].as_i64() > Some(7) { Answer::Rejected } else { square(columns) });
+    ids(&lab, &(0..10).collect::<Vec<_>>(), "x");
+    let limited = |most: u32| ROWS.replace("inputs:", &format!("max_rejected: {most}, retry: 3, inputs:"));
+    let (report, _) = lab.run(&limited(1)).await;
+    let failure = &report.failed["r"];
+    insta::assert_snapshot!(format!("{}\nhint: {}", failure.message, failure.hint.as_deref().unwrap()));
+    assert_eq!(asked.take().len(), 10, "it is not tried again");
+    let (report, _) = lab.run(&limited(2)).await;
+    assert_eq!((report.outputs["r"]["rows"].rows, asked.take().len()), (Some(8), 0), "what is done stays done");
+    // The limit is not in the key, but holds for results that are there, too.
+    assert_eq!(lab.plan(&limited(2)).await, "r: hit");
+    assert_eq!(lab.plan(&limited(1)).await, "r: miss (2 of its rows are rejected, more than 1)");
+    let (report, _) = lab.run(&limited(1)).await;
+    assert!(report.failed.contains_key("r") && asked.take().is_empty());
 }
 
 #[tokio::test]

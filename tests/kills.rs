@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::support::Sandbox;
+use crate::support::{Random, Sandbox};
 
 /// Trees, tables and rows; a few tens of milliseconds of work each, so that kills hit every phase.
 const PIPELINE: &str = "name: p
@@ -30,16 +30,6 @@ fn digests(sandbox: &Sandbox) -> BTreeMap<String, String> {
         outputs.collect::<Vec<_>>().join(",")
     };
     stages.iter().map(|stage| ((*stage).to_owned(), digest(stage))).collect()
-}
-
-/// A linear congruential generator: instants are random, and the same in every run of the test.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
 }
 
 #[test]

@@ -11,6 +11,8 @@ mod gc;
 mod kills;
 mod limits;
 mod programs;
+mod row_sharing;
+mod rows_model;
 mod s3;
 mod secrets;
 mod share_commands;

@@ -242,9 +242,8 @@ fn two_runners_share_the_rows_of_a_stage() {
     assert!(!segments.is_empty());
     let first = digests(&machines[0], &["squares"]);
     assert_eq!(digests(&machines[1], &["squares"]), first);
-    // Without leases it would be 400. They avoid double work and don't exclude it: on a machine under load both had one part
-    // of 64 once, 2 rows of 200.
-    assert!(counts.iter().map(|(executed, _)| executed).sum::<u64>() <= 210, "{counts:?}");
+    // One of them may find the other's record: then it says nothing of the rows that it did. `row_sharing` counts all.
+    assert!(counts.iter().map(|(executed, _)| executed).sum::<u64>() <= 200, "{counts:?}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, RecordBatch};
@@ -10,7 +10,9 @@ use arrow::datatypes::Schema;
 use cuda_agent_protocol::ColumnType;
 use cuda_agent_protocol::manifest::OutputColumn;
 use parquet::arrow::ArrowWriter;
-use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
+};
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
 use serde_json::{Map, Value};
@@ -38,37 +40,128 @@ pub fn writer_properties() -> WriterProperties {
         .build()
 }
 
-/// Opens a Parquet file for reading batch by batch.
-pub fn reader(path: &Path) -> Result<ParquetRecordBatchReader, ArtifactError> {
+/// How many bytes a batch has at most, by what the file says of its values; a single row may have more.
+const BATCH_BYTES: u64 = 64 << 20;
+/// How many rows a batch has at most.
+const BATCH_ROWS: usize = 8192;
+/// What is written is kept in memory up to so many bytes before it goes to the file as a row group.
+const GROUP_BYTES: usize = 256 << 20;
+
+/// A table's rows, batch by batch.
+pub struct Batches {
+    path: PathBuf,
+    file: File,
+    metadata: ArrowReaderMetadata,
+    size: usize,
+    /// Rows that were given out.
+    done: usize,
+    inner: ParquetRecordBatchReader,
+}
+
+/// Opens a Parquet file for reading batch by batch. Where cells are large, a batch has fewer rows: arrays count their bytes in
+/// 31 bits, so 8192 cells of a megabyte do not fit into one.
+pub fn reader(path: &Path) -> Result<Batches, ArtifactError> {
     let file = File::open(path).map_err(ArtifactError::io(path))?;
-    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(ArtifactError::malformed(path))?;
-    builder.with_batch_size(8192).build().map_err(ArtifactError::malformed(path))
+    let metadata = ArrowReaderMetadata::load(&file, ArrowReaderOptions::default());
+    let metadata = metadata.map_err(ArtifactError::malformed(path))?;
+    let groups = metadata.metadata().row_groups().iter();
+    let widest = groups.map(|group| group.total_byte_size().max(0) / group.num_rows().max(1)).max().unwrap_or(0);
+    let size = (BATCH_BYTES / (widest as u64).max(1)).clamp(1, BATCH_ROWS as u64) as usize;
+    let inner = rows_from(path, &file, &metadata, size, 0)?;
+    Ok(Batches { path: path.to_owned(), file, metadata, size, done: 0, inner })
+}
+
+fn rows_from(
+    path: &Path,
+    file: &File,
+    metadata: &ArrowReaderMetadata,
+    size: usize,
+    done: usize,
+) -> Result<ParquetRecordBatchReader, ArtifactError> {
+    let file = file.try_clone().map_err(ArtifactError::io(path))?;
+    let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata.clone());
+    builder.with_batch_size(size).with_offset(done).build().map_err(ArtifactError::malformed(path))
+}
+
+impl Batches {
+    /// The columns.
+    pub fn schema(&self) -> Arc<Schema> {
+        self.metadata.schema().clone()
+    }
+}
+
+impl Iterator for Batches {
+    type Item = Result<RecordBatch, ArtifactError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            match self.inner.next()? {
+                Ok(batch) => {
+                    self.done += batch.num_rows();
+                    return Some(Ok(batch));
+                }
+                // A dictionary hides how large values are that repeat: perhaps fewer of them fit.
+                Err(_) if self.size > 1 => {
+                    self.size = (self.size / 16).max(1);
+                    match rows_from(&self.path, &self.file, &self.metadata, self.size, self.done) {
+                        Ok(inner) => self.inner = inner,
+                        Err(error) => return Some(Err(error)),
+                    }
+                }
+                Err(error) => return Some(Err(ArtifactError::malformed(&self.path)(error))),
+            }
+        }
+    }
 }
 
 /// Reads a whole table.
 pub fn read(path: &Path) -> Result<(Arc<Schema>, Vec<RecordBatch>), ArtifactError> {
     let reader = reader(path)?;
-    let schema = arrow::array::RecordBatchReader::schema(&reader);
-    let batches: Result<Vec<RecordBatch>, _> = reader.collect();
-    Ok((schema, batches.map_err(ArtifactError::malformed(path))?))
+    Ok((reader.schema(), reader.collect::<Result<_, _>>()?))
+}
+
+/// Writes a table as it comes.
+pub struct Writer {
+    path: PathBuf,
+    inner: ArrowWriter<File>,
+}
+
+impl Writer {
+    /// Begins a table at `path`.
+    pub fn create(path: &Path, schema: &Arc<Schema>) -> Result<Self, ArtifactError> {
+        let file = File::create(path).map_err(ArtifactError::io(path))?;
+        let inner = ArrowWriter::try_new(file, schema.clone(), Some(writer_properties()));
+        Ok(Self { path: path.to_owned(), inner: inner.map_err(ArtifactError::malformed(path))? })
+    }
+
+    /// Adds rows.
+    pub fn write(&mut self, batch: &RecordBatch) -> Result<(), ArtifactError> {
+        self.inner.write(batch).map_err(ArtifactError::malformed(&self.path))?;
+        if self.inner.in_progress_size() > GROUP_BYTES {
+            self.inner.flush().map_err(ArtifactError::malformed(&self.path))?;
+        }
+        Ok(())
+    }
+
+    /// Ends the table.
+    pub fn close(self) -> Result<(), ArtifactError> {
+        self.inner.close().map(|_| ()).map_err(ArtifactError::malformed(&self.path))
+    }
 }
 
 /// Writes batches of one schema.
 pub fn write(path: &Path, schema: &Arc<Schema>, batches: &[RecordBatch]) -> Result<(), ArtifactError> {
-    let file = File::create(path).map_err(ArtifactError::io(path))?;
-    let mut writer = ArrowWriter::try_new(file, schema.clone(), Some(writer_properties()))
-        .map_err(ArtifactError::malformed(path))?;
+    let mut writer = Writer::create(path, schema)?;
     for batch in batches {
-        writer.write(batch).map_err(ArtifactError::malformed(path))?;
+        writer.write(batch)?;
     }
-    writer.close().map_err(ArtifactError::malformed(path))?;
-    Ok(())
+    writer.close()
 }
 
 /// The logical digest and shape of a Parquet file. Reading every value also proves that the file is whole.
 pub fn inspect(path: &Path) -> Result<TableInfo, ArtifactError> {
     let reader = reader(path)?;
-    let schema = arrow::array::RecordBatchReader::schema(&reader);
+    let schema = reader.schema();
     let unsupported = |name: &str| {
         let name = name.to_owned();
         move |error: super::column::UnsupportedType| ArtifactError::Malformed {
@@ -87,7 +180,7 @@ pub fn inspect(path: &Path) -> Result<TableInfo, ArtifactError> {
     }
     let mut rows = 0;
     for batch in reader {
-        let batch = batch.map_err(ArtifactError::malformed(path))?;
+        let batch = batch?;
         rows += batch.num_rows() as u64;
         for ((hasher, column), field) in hashers.iter_mut().zip(batch.columns()).zip(schema.fields()) {
             hasher.update(column).map_err(unsupported(field.name()))?;
@@ -246,6 +339,19 @@ mod tests {
         assert_ne!(Digest::of_file(&one).unwrap(), Digest::of_file(&two).unwrap());
         assert_eq!(inspect(&one).unwrap(), inspect(&two).unwrap());
         assert_eq!(inspect(&one).unwrap().rows, 100);
+    }
+
+    #[test]
+    fn batches_are_small_however_large_the_cells_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.parquet");
+        // Of different cells the file tells the size; of one that repeats it does not.
+        let cells: Vec<String> = (0..100).map(|cell| cell.to_string().repeat(1 << 20)).collect();
+        let batch = RecordBatch::try_from_iter([("t", Arc::new(StringArray::from(cells)) as ArrayRef)]).unwrap();
+        write(&path, &batch.schema(), std::slice::from_ref(&batch)).unwrap();
+        let batches: Vec<RecordBatch> = reader(&path).unwrap().map(Result::unwrap).collect();
+        assert!(batches.iter().all(|batch| batch.num_rows() <= 64), "{}", batches[0].num_rows());
+        assert_eq!(arrow::compute::concat_batches(&batch.schema(), &batches).unwrap(), batch);
     }
 
     #[test]

@@ -101,7 +101,7 @@ async fn planned_key(project: &Project, pipeline: &Pipeline, stage: &str) -> Res
 }
 
 /// Why there is nothing to show of a stage.
-fn not_made(pipeline: Option<&Pipeline>, stage: &str) -> CliError {
+pub fn not_made(pipeline: Option<&Pipeline>, stage: &str) -> CliError {
     let Some(pipeline) = pipeline else {
         return CliError::usage(format!("no run has made `{stage}` yet"))
             .with_hint("name the pipeline with --pipeline");

@@ -22,11 +22,17 @@ pub struct Options {
     /// Show values whole
     #[arg(long)]
     full: bool,
+    /// Show the rows that a by-row stage leaves out, and why
+    #[arg(long)]
+    rejected: bool,
 }
 
 /// Shows schema, counts and the first rows of tables, and the files of trees.
 pub async fn show(project: &Project, options: Options) -> Result<Exit, CliError> {
     let store = project.existing_store()?;
+    if options.rejected {
+        return super::rejected::show(project, &store, &options.what, options.rows, options.full).await;
+    }
     let found = find(project, &store, &options.what).await?;
     let mut values = serde_json::Map::new();
     let mut text = String::new();
@@ -108,7 +114,8 @@ fn in_words(port: &str, artifact: &Artifact, value: &Value, full: bool) -> Strin
     text
 }
 
-fn cell_text(cell: &Value, full: bool) -> String {
+/// A value in one line, unless it is wanted whole.
+pub fn cell_text(cell: &Value, full: bool) -> String {
     let text = match cell {
         Value::String(text) => text.clone(),
         other => other.to_string(),

@@ -12,6 +12,7 @@ mod output;
 mod plan;
 mod progress;
 mod project;
+mod rejected;
 mod reproduce;
 mod run;
 mod runs;

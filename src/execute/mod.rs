@@ -36,7 +36,7 @@ use crate::plan::{Found, Outputs, PlanError, Planner, Resolved, StagePlan, Verdi
 use crate::rows::index::RowError;
 use crate::schedule::{self, Pools, Scheduler, State, Step};
 use crate::spec::{Pipeline, Retry, Source, Stage};
-use crate::store::lease::{Holder, Lease, Observer};
+use crate::store::lease::{Claimant, Holder, Lease};
 use crate::store::{Record, RunManifest, StageEntry, Store, StoreError};
 use launch::{GRACE, Launcher, Stop};
 use log::Log;
@@ -139,21 +139,22 @@ pub struct Context {
     pub gpus: Vec<String>,
     /// Starts programs.
     pub launcher: Arc<dyn Launcher>,
-    /// This run, as other runs see it.
-    pub holder: Holder,
-    /// What is known of other runs' signs of life.
-    pub observer: Observer,
+    /// This run, as it asks for leases.
+    pub claimant: Claimant,
+    /// How many programs a by-row stage may have side by side where its kind does not say.
+    pub programs: u32,
     /// Which rows a refresh does again; all where it does not say.
     pub sample: Option<Sample>,
-    /// By-row stages that were put off while others did some of their rows, by index.
+    /// What by-row stages came to in earlier attempts, by index.
     pub passes: Mutex<HashMap<usize, Pass>>,
+    /// What this run's refreshes file their results under, by base key: a refresh does not begin anew with each attempt, nor
+    /// with another stage that has the same rows.
+    pub refreshes: Mutex<HashMap<Digest, u32>>,
 }
 
-/// What a by-row stage has come to in a run before it had to wait for others.
+/// What a by-row stage has come to in a run before it is tried again: it failed, or had to wait for others.
 #[derive(Clone, Debug, Default)]
 pub struct Pass {
-    /// What its results are filed under: a refresh does not begin anew after each wait.
-    pub epoch: Option<u32>,
     /// Rows that it did.
     pub executed: u64,
     /// What its programs measured.
@@ -234,7 +235,7 @@ impl Job {
     pub async fn give_back_leases(&mut self) {
         for lease in std::mem::take(&mut self.leases) {
             // One that cannot be given back ends with the run.
-            let _ = self.context.store.give_back(&lease).await;
+            let _ = self.context.store.give_back(lease).await;
         }
     }
 
@@ -486,10 +487,11 @@ impl Engine<'_> {
             python: self.host.python.clone(),
             gpus: self.host.gpus.iter().map(|gpu| gpu.id.clone()).collect(),
             launcher: self.launcher.clone(),
-            holder: Holder::this(&run_id),
-            observer: Observer::default(),
+            claimant: Claimant::new(Holder::this(&run_id)),
+            programs: self.pools().cpus.max(self.host.gpus.len() as u32),
             sample: self.sample,
             passes: Mutex::default(),
+            refreshes: Mutex::default(),
         });
         let planner = Arc::new(self.planner());
         let (messages, inbox) = mpsc::unbounded_channel();
@@ -1047,10 +1049,10 @@ impl<'e, 'a> Run<'e, 'a> {
             let free = async {
                 'free: while !leases.is_empty() {
                     tokio::time::sleep(patience).await;
-                    context.observer.bury(work::dead(&context.folders.work));
+                    context.claimant.observer.bury(work::dead(&context.folders.work));
                     for lease in &leases {
                         // While the store is away nobody can be seen to end.
-                        if let Ok(None) = context.store.leased_by(lease, &context.observer).await {
+                        if let Ok(None) = context.store.leased_by(lease, &context.claimant.observer).await {
                             break 'free;
                         }
                     }
@@ -1164,7 +1166,7 @@ impl<'e, 'a> Run<'e, 'a> {
         if self.recorded {
             return Ok(());
         }
-        self.context.observer.bury(work::dead(&self.context.folders.work));
+        self.context.claimant.observer.bury(work::dead(&self.context.folders.work));
         self.alive = work::claim(&self.context.folders.work, &self.context.run);
         self.record_run("running").await
     }

@@ -53,7 +53,7 @@ fn can_wait(folder: &Path, outputs: &Outputs) -> bool {
 /// Claims the making of a stage's result. Where another run has it, or has just made it, the stage is looked up again later.
 async fn claim(job: &mut Job) -> Result<(), Failure> {
     let (name, context) = (lease::of_key(&job.resolved.key), job.context.clone());
-    match context.store.lease(&name, &context.holder, &context.observer).await {
+    match context.store.lease(&name, &context.claimant).await {
         Ok(Asked::Granted(lease)) => job.leases.push(lease),
         Ok(Asked::Taken(by)) => {
             job.say("info".into(), format!("run {} on {} is making this; waiting for it", by.run, by.host));

@@ -28,10 +28,17 @@ pub enum MissReason {
         /// The output.
         output: String,
     },
-    /// The record lacks rows that failed from outside causes, more than are allowed now.
+    /// The record lacks rows that failed from outside causes.
     RowsFailed {
         /// How many.
         count: u64,
+    },
+    /// More rows are rejected than the stage allows now.
+    RowsRejected {
+        /// How many.
+        count: u64,
+        /// How many may be.
+        most: u64,
     },
     /// The stage is of another kind now.
     KindChanged {
@@ -191,6 +198,7 @@ impl fmt::Display for MissReason {
             Self::RecordEvicted => f.write_str("its record is gone from the store"),
             Self::BlobMissing { output } => write!(f, "output `{output}` is missing from the store or damaged"),
             Self::RowsFailed { count } => write!(f, "{count} of its rows failed last time"),
+            Self::RowsRejected { count, most } => write!(f, "{count} of its rows are rejected, more than {most}"),
             Self::KindChanged { old, new } => write!(f, "kind {old} → {new}"),
             Self::ParamChanged { name, old, new } => write!(f, "param {name}: {} → {}", shown(old), shown(new)),
             Self::InputChanged { port, by, columns } => {

@@ -496,7 +496,7 @@ impl<'a> Planner<'a> {
         let (generation, record) = store.newest(&resolved.key).await?;
         // A record of something else that lies under this key is damaged, or somebody's trick.
         if let Some(record) = record.filter(|record| record.preimage == resolved.preimage) {
-            let failed = record.rows.map_or(0, |rows| rows.failed);
+            let rows = record.rows.unwrap_or_default();
             let mut missing = None;
             // What is known to be shared is shared with all its blobs.
             let unsure = record.outputs.iter().filter(|_| !store.is_trusted(&record, generation));
@@ -508,7 +508,12 @@ impl<'a> Planner<'a> {
             }
             match missing {
                 Some(output) => reasons.push(MissReason::BlobMissing { output }),
-                None if failed > stage.allow_failed_rows => reasons.push(MissReason::RowsFailed { count: failed }),
+                // A stage may pass without them, but each run tries them again.
+                None if rows.failed > 0 => reasons.push(MissReason::RowsFailed { count: rows.failed }),
+                None if stage.max_rejected.is_some_and(|most| rows.rejected > most) => {
+                    let most = stage.max_rejected.unwrap_or_default();
+                    reasons.push(MissReason::RowsRejected { count: rows.rejected, most });
+                }
                 None if self.refresh.contains(&index) => {}
                 None => return Ok(Verdict::Hit { record: Box::new(record), generation }),
             }

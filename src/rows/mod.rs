@@ -5,8 +5,10 @@
 
 pub mod assembly;
 pub mod index;
+pub mod input;
 pub mod journal;
 pub mod segment;
 
 pub use index::RowIndex;
+pub use input::InputRows;
 pub use segment::{RowOutcome, SegmentSchema};

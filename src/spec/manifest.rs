@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::document::{Document, Place};
 use super::error::{Problem, SpecErrors, did_you_mean, list};
 use super::shape::{self, Field, Record, Shape};
-use super::units::{is_name, is_variable};
+use super::units::{LONGEST, is_name, is_variable};
 
 /// Reads a manifest; `file` is what errors call it.
 pub fn parse_manifest(text: &str, file: &Path) -> Result<Manifest, SpecErrors> {
@@ -219,7 +219,11 @@ fn check_by_row(manifest: &Manifest, problems: &mut Vec<Problem>) {
     if by_row.window == 0 {
         problems.push(Problem::new(place.clone().key("window"), "`window` must be at least 1"));
     }
-    if by_row.row_timeout_s.is_some_and(|seconds| seconds <= 0.0) {
-        problems.push(Problem::new(place.key("row_timeout_s"), "`row_timeout_s` must be longer than nothing"));
+    if by_row.row_timeout_s.is_some_and(|seconds| seconds.is_nan() || seconds <= 0.0) {
+        problems.push(Problem::new(place.clone().key("row_timeout_s"), "`row_timeout_s` must be longer than nothing"));
+    }
+    if by_row.row_timeout_s.is_some_and(|seconds| seconds > LONGEST.as_secs_f64()) {
+        let problem = Problem::new(place.key("row_timeout_s"), "`row_timeout_s` is longer than 100 years");
+        problems.push(problem.hint("leave it out for no limit"));
     }
 }

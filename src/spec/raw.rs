@@ -46,6 +46,7 @@ pub(crate) struct Stage {
     pub env: Option<Entries<String>>,
     pub secrets: Option<Vec<Text>>,
     pub allow_failed_rows: Option<Free>,
+    pub max_rejected: Option<Free>,
     pub run: Option<Run>,
     pub outputs: Option<Entries<Output>>,
     pub files: Option<Vec<Text>>,

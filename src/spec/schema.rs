@@ -76,7 +76,7 @@ fn kind_condition(kind: &Manifest) -> Value {
 fn run_condition() -> Value {
     json!({
         "if": {"properties": {"uses": {"const": "run"}}, "required": ["uses"]},
-        "then": {"required": ["run"], "properties": {"with": false, "allow_failed_rows": false}},
+        "then": {"required": ["run"], "properties": {"with": false, "allow_failed_rows": false, "max_rejected": false}},
     })
 }
 

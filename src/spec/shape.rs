@@ -153,6 +153,7 @@ pub(crate) static STAGE: Record = Record {
         field("env", Shape::Map(&Shape::Written), "Environment variables; they count in the key."),
         field("secrets", WORDS, "Names of the pipeline's secrets that it sees as environment variables."),
         field("allow_failed_rows", Shape::Any("a whole number"), "How many rows may fail without failing the stage."),
+        field("max_rejected", Shape::Any("a whole number"), "More rejected rows than this fail the stage."),
         field(
             "run",
             Shape::Either(&[Shape::Text, Shape::List(&Shape::Written)]),

@@ -68,6 +68,8 @@ pub struct Stage {
     pub secrets: Vec<String>,
     /// How many rows of a by-row stage may fail without failing the stage.
     pub allow_failed_rows: u64,
+    /// More rejected rows than this fail a by-row stage; any number may be where it is absent.
+    pub max_rejected: Option<u64>,
     /// `file:line:column` of the stage, for messages: found out when it is shown.
     pub location: Location,
 }

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-/// Reads `30s`, `1h30m`, `1.5h` or `500ms`.
+/// No duration is longer: a hundred years. Clocks overflow somewhere above.
+pub(crate) const LONGEST: Duration = Duration::from_secs(100 * 366 * 86_400);
+
+/// Reads `30s`, `1h30m`, `1.5h` or `500ms`; nothing longer than [`LONGEST`].
 pub(crate) fn duration(text: &str) -> Option<Duration> {
     let mut rest = text.trim();
     if rest.is_empty() {
@@ -17,7 +20,7 @@ pub(crate) fn duration(text: &str) -> Option<Duration> {
         seconds += number * unit(after[..unit_end].trim())?;
         rest = &after[unit_end..];
     }
-    Duration::try_from_secs_f64(seconds).ok()
+    Duration::try_from_secs_f64(seconds).ok().filter(|read| *read <= LONGEST)
 }
 
 fn unit(name: &str) -> Option<f64> {
@@ -59,7 +62,19 @@ mod tests {
 
     #[test]
     fn what_is_no_duration_is_refused() {
-        for text in ["", "30", "h", "1h30", "-1s", "1 fortnight", "1..5s", "1e9d", "99999999999999999999d"] {
+        for text in [
+            "",
+            "30",
+            "h",
+            "1h30",
+            "-1s",
+            "1 fortnight",
+            "1..5s",
+            "1e9d",
+            "36601d",
+            "200000000000000d",
+            "99999999999999999999d",
+        ] {
             assert_eq!(duration(text), None, "{text}");
         }
     }

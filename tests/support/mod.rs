@@ -116,6 +116,10 @@ pub fn row_program(work: impl Fn(&Map<String, Value>) -> Answer + Send + Sync + 
                         result.status = RowStatus::Failed;
                         result.reason = Some("rate-limit".into());
                     }
+                    Answer::Rejected => {
+                        result.status = RowStatus::Rejected;
+                        result.reason = Some("too-long".into());
+                    }
                     Answer::Die => return Exit::Signal(9),
                     Answer::Hang => std::future::pending().await,
                 }
@@ -135,6 +139,8 @@ pub enum Answer {
     Many(Vec<Value>),
     /// An outside cause.
     Failed,
+    /// The row is at fault.
+    Rejected,
     /// The program dies.
     Die,
     /// The program never answers, until it is dropped.
@@ -153,7 +159,7 @@ pub struct Lab {
     pub events: Vec<RunEvent>,
 }
 
-const KINDS: [(&str, &str); 5] = [
+const KINDS: [(&str, &str); 6] = [
     (
         "lab/make",
         "name: lab/make\nversion: 1.0.0\nsummary: Makes a text.\noutputs: { out: { type: tree } }\n\
@@ -181,6 +187,13 @@ const KINDS: [(&str, &str); 5] = [
          outputs: { rows: { type: table, columns: [ { name: square, type: int64 } ] } }\n\
          params: { seed: { type: integer, default: 0 } }\n\
          determinism: measured\nby_row: { port: rows, window: 1 }\nrun: [x]\n",
+    ),
+    (
+        "lab/idle",
+        "name: lab/idle\nversion: 1.0.0\nsummary: Waits for others.\n\
+         inputs: { rows: { type: table, columns: { id: int64 } } }\n\
+         outputs: { rows: { type: table, columns: [ { name: square, type: int64 } ] } }\n\
+         resources: { cpu: 0 }\nby_row: { port: rows }\nrun: [x]\n",
     ),
 ];
 
@@ -445,4 +458,14 @@ pub fn write_ids(path: &Path, ids: &[i64], other: &str) {
 pub fn square(columns: &Map<String, Value>) -> Answer {
     let id = columns["id"].as_i64().unwrap();
     Answer::Done(json!({ "square": id * id }))
+}
+
+/// A linear congruential generator: instants are random, and the same in every run of the test.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
 }

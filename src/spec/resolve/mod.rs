@@ -413,6 +413,7 @@ impl Resolver<'_> {
             env: read.env,
             secrets: read.secrets,
             allow_failed_rows: read.allow_failed_rows,
+            max_rejected: read.max_rejected,
             location: Location::new(Arc::clone(&self.documents[document]), name),
         };
         self.cells.push(Cell { base: self.bases.len(), stage, on: read.on, is_run: read.is_run });
@@ -441,7 +442,9 @@ impl Resolver<'_> {
             Some(kind) => reader.params(self, raw.with, kind),
             None => BTreeMap::new(),
         };
-        let allow_failed_rows = reader.allow_failed_rows(&raw.allow_failed_rows, catalog_kind.as_deref());
+        let by_row = catalog_kind.as_deref();
+        let allow_failed_rows = reader.count_of_rows(&raw.allow_failed_rows, "allow_failed_rows", by_row);
+        let max_rejected = reader.count_of_rows(&raw.max_rejected, "max_rejected", by_row);
         let kind = match catalog_kind {
             None if is_run => Some(Arc::new(reader.run_manifest(raw.outputs, raw.files, resources.clone()))),
             other => other,
@@ -451,7 +454,8 @@ impl Resolver<'_> {
             is_run,
             on,
             params,
-            allow_failed_rows,
+            allow_failed_rows: allow_failed_rows.unwrap_or(0),
+            max_rejected,
             resources,
             command: if is_run { reader.command(raw.run) } else { None },
             retry: reader.retry(raw.retry),
@@ -491,6 +495,7 @@ struct CellRead {
     on: bool,
     params: BTreeMap<String, Value>,
     allow_failed_rows: u64,
+    max_rejected: Option<u64>,
     resources: Resources,
     command: Option<super::types::Command>,
     retry: super::types::Retry,

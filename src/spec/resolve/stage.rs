@@ -76,7 +76,7 @@ impl Reader<'_> {
             let problem = Problem::new(spot.place(), format!("`{name}` must be a duration, not {}", describe(&value)));
             let hint = match &value {
                 Value::Number(number) => format!("give the unit: `{number}s`, `{number}m` or `{number}h`"),
-                _ => "durations look like `30s`, `2h` or `1h30m`; units are ms, s, m, h and d".to_owned(),
+                _ => "durations look like `30s`, `2h` or `1h30m`; units are ms, s, m, h and d, and 100 years are the most".to_owned(),
             };
             self.report(problem.hint(hint));
         }
@@ -133,14 +133,15 @@ impl Reader<'_> {
         Some(read)
     }
 
-    pub fn allow_failed_rows(&mut self, raw: &Option<Free>, kind: Option<&Manifest>) -> u64 {
+    /// A number of rows, which only stages of by-row kinds have.
+    pub fn count_of_rows(&mut self, raw: &Option<Free>, name: &str, kind: Option<&Manifest>) -> Option<u64> {
         let parent = self.spot;
-        let spot = parent.key("allow_failed_rows");
+        let spot = parent.key(name);
         if let (Some(_), Some(kind)) = (raw, kind.filter(|kind| kind.by_row.is_none())) {
-            let message = format!("`allow_failed_rows` is for by-row kinds, and `{}` is none", kind.name);
+            let message = format!("`{name}` is for by-row kinds, and `{}` is none", kind.name);
             self.report(Problem::new(spot.place().name(), message).hint("remove it"));
         }
-        self.whole(raw, &spot, "allow_failed_rows", 0).unwrap_or(0).into()
+        self.whole(raw, &spot, name, 0).map(u64::from)
     }
 
     pub fn tags(&mut self, raw: Option<Vec<Text>>) -> Vec<String> {
@@ -281,7 +282,15 @@ impl Reader<'_> {
         let Some(Text(uses)) = &stage.uses else { return };
         let misplaced: Vec<(&str, String, String)> = if uses == "run" {
             let hint = "use `${params.NAME}` in `run`, or `env`".to_owned();
-            stage.with.iter().map(|_| ("with", "`uses: run` takes no parameters".to_owned(), hint.clone())).collect()
+            let with = stage.with.iter().map(|_| ("with", "`uses: run` takes no parameters".to_owned(), hint.clone()));
+            let by_row = [
+                ("allow_failed_rows", stage.allow_failed_rows.is_some()),
+                ("max_rejected", stage.max_rejected.is_some()),
+            ];
+            let by_row = by_row.into_iter().filter(|(_, present)| *present);
+            let by_row =
+                by_row.map(|(field, _)| (field, format!("`{field}` is for by-row kinds"), "remove it".to_owned()));
+            with.chain(by_row).collect()
         } else {
             [("run", stage.run.is_some()), ("outputs", stage.outputs.is_some()), ("files", stage.files.is_some())]
                 .into_iter()
