@@ -362,7 +362,7 @@ fn run_id(client: u64, number: usize) -> String {
 }
 
 async fn run(store: &Store, id: &str, pipeline: &str, outcome: &str, keys: &[Digest], bases: &[Digest]) {
-    let entry = |key: Option<Digest>, base| StageEntry { key, base, outcome: "hit".into(), message: None };
+    let entry = |key: Option<Digest>, base| StageEntry { key, base, outcome: "hit".into(), ..StageEntry::default() };
     let mut stages = BTreeMap::new();
     stages.extend(keys.iter().enumerate().map(|(at, key)| (format!("s{at}"), entry(Some(*key), None))));
     stages.extend(bases.iter().enumerate().map(|(at, base)| (format!("b{at}"), entry(None, Some(*base)))));

@@ -10,6 +10,7 @@ mod evaluator;
 mod gc;
 mod kills;
 mod limits;
+mod messages;
 mod programs;
 mod row_sharing;
 mod rows_model;

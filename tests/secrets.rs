@@ -83,8 +83,82 @@ fn an_output_with_it_is_not_published() {
 fn a_missing_secret_is_told_before_anything_runs() {
     let mut sandbox = sandbox("true");
     sandbox.variables.clear();
-    let error = sandbox.bad(3, &["run", "p.yaml"]);
-    insta::assert_snapshot!(error, @"error: secret `TOKEN`: the environment variable LAB_TOKEN is not set");
+    insta::assert_snapshot!("secret_missing_plan", sandbox.good(&["plan", "p.yaml"]));
+    insta::assert_snapshot!("secret_missing_run", sandbox.bad(3, &["run", "p.yaml"]));
+    assert!(!sandbox.path(".cuda-agent/v1").exists(), "nothing was begun");
+    sandbox.variables.push(("LAB_TOKEN".into(), String::new()));
+    insta::assert_snapshot!("secret_empty", sandbox.bad(3, &["run", "p.yaml"]));
+    let file = "secrets: { TOKEN: { file: token.txt } }";
+    let text = std::fs::read_to_string(sandbox.path("p.yaml")).unwrap();
+    sandbox.write("p.yaml", &text.replace("secrets: { TOKEN: { env: LAB_TOKEN } }", file));
+    insta::assert_snapshot!("secret_no_file", sandbox.bad(3, &["run", "p.yaml"]));
+}
+
+/// Three stages, of which the second needs a secret.
+const CHAIN: &str = "name: p
+secrets: { TOKEN: { env: LAB_TOKEN } }
+stages:
+  before: { uses: run, run: 'echo 1 > outputs/o', outputs: { o: tree } }
+  secret: { uses: run, secrets: [TOKEN], inputs: { i: before.o }, run: 'test -n \"$TOKEN\"; cat inputs/i > outputs/o', outputs: { o: tree } }
+  after: { uses: run, inputs: { i: secret.o }, run: 'cat inputs/i > outputs/o', outputs: { o: tree } }
+";
+
+#[test]
+fn a_stage_that_is_up_to_date_needs_no_secret() {
+    let mut sandbox = sandbox("true");
+    sandbox.write("p.yaml", CHAIN);
+    sandbox.good(&["run", "p.yaml"]);
+    sandbox.variables.clear();
+    for arguments in [&["run", "p.yaml"][..], &["run", "p.yaml", "after"], &["run", "p.yaml", "--offline"], &["plan"]] {
+        let output = sandbox.output(arguments);
+        assert!(output.status.success() && !String::from_utf8_lossy(&output.stderr).contains("TOKEN"), "{output:?}");
+    }
+    sandbox.good(&["verify", "before", "after"]);
+    assert!(sandbox.bad(3, &["verify", "secret"]).contains("LAB_TOKEN is not set"));
+    // Nor does one that only might have to run: its input comes out unchanged.
+    sandbox.write("p.yaml", &CHAIN.replace("'echo 1 >", "'echo  1 >"));
+    let output = sandbox.output(&["run", "p.yaml"]);
+    assert!(output.status.success(), "{output:?}");
+    let warned = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(warned.contains("stage `secret` fails without it if it has to run"), "{warned}");
+    // Where it does have to run, it alone fails, and says why.
+    sandbox.write("p.yaml", &CHAIN.replace("'echo 1 >", "'echo 2 >"));
+    let failed = sandbox.bad(1, &["run", "p.yaml"]);
+    insta::assert_snapshot!("secret_missing_late", failed);
+    // What doesn't lead to it runs.
+    sandbox.good(&["run", "p.yaml", "before"]);
+    // One that has never run is refused before what comes before it is executed.
+    sandbox.write("p.yaml", &CHAIN.replace("name: p", "name: q").replace("'echo 1 >", "'echo 3 >"));
+    assert!(sandbox.bad(3, &["run", "p.yaml"]).contains("stage `secret` cannot run without it"));
+}
+
+#[test]
+fn a_stage_whose_rows_are_all_recorded_needs_no_secret() {
+    let mut sandbox = sandbox("true");
+    sandbox.write_squares("test -n \"$TOKEN\" || exit 7").write("cuda-agent.yaml", "stages: [kinds]\n");
+    let pipeline = |ids: &str, other: i32| {
+        format!(
+            "name: p\nsecrets: {{ TOKEN: {{ env: LAB_TOKEN }} }}\nstages:\n  source: {{ uses: run, run: 'for i in {ids}; do echo \
+             \"{{\\\"id\\\": $i, \\\"other\\\": {other}}}\"; done > outputs/rows.jsonl', outputs: {{ rows: {{ type: table, \
+             columns: {{ id: int64, other: int64 }} }} }} }}\n  squares: {{ uses: my/square, secrets: [TOKEN], inputs: {{ rows: \
+             source.rows }} }}\n"
+        )
+    };
+    sandbox.write("p.yaml", &pipeline("1 2 3", 1));
+    sandbox.good(&["run", "p.yaml"]);
+    sandbox.variables.clear();
+    // Another table of rows that are all known: a result of its own, without a program.
+    sandbox.write("p.yaml", &pipeline("3 1", 2));
+    let output = sandbox.output(&["run", "p.yaml"]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && told.contains("(0 rows executed, 2 reused)"), "{told}");
+    assert_eq!(sandbox.good(&["show", "squares"]).matches("square  ").count(), 3, "a column and two rows");
+    sandbox.write("p.yaml", &pipeline("3 1 4", 2));
+    let failed = sandbox.bad(1, &["run", "p.yaml"]);
+    assert!(
+        failed.contains("squares: failed: secret `TOKEN`: the environment variable LAB_TOKEN is not set"),
+        "{failed}"
+    );
 }
 
 #[test]

@@ -62,20 +62,9 @@ fn edit(sandbox: &Sandbox, file: &str, old: &str, new: &str) {
     sandbox.write(file, &text.replace(old, new));
 }
 
-/// A text without times of day.
+/// A text without what varies.
 fn told(sandbox: &Sandbox, text: &str) -> String {
-    let is_time = |word: &str| word.len() == 5 && word.as_bytes()[2] == b':';
-    let is_date = |word: &str| word.len() == 10 && word.as_bytes()[4] == b'-' && word.as_bytes()[7] == b'-';
-    let text = sandbox.stable(text);
-    let line = |line: &str| {
-        let words = line.split(' ').map(|word| match (is_date(word), is_time(word)) {
-            (true, _) => "[date]",
-            (_, true) => "[time]",
-            _ => word,
-        });
-        words.collect::<Vec<_>>().join(" ")
-    };
-    text.lines().map(line).collect::<Vec<_>>().join("\n")
+    sandbox.stable(text)
 }
 
 fn json(sandbox: &Sandbox, arguments: &[&str]) -> Value {

@@ -433,7 +433,8 @@ fn enter(
     outcome: &str,
     message: Option<String>,
 ) {
-    let entry = StageEntry { key, base, outcome: outcome.into(), message };
+    let place = manifest.stages.get(&stage.name).map_or(Some(manifest.stages.len() as u32), |entry| entry.place);
+    let entry = StageEntry { key, base, outcome: outcome.into(), message, place, ..StageEntry::default() };
     manifest.stages.insert(stage.name.clone(), entry);
 }
 

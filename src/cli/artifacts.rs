@@ -19,7 +19,7 @@ use crate::plan::inputs::Input;
 use crate::plan::{StagePlan, Verdict};
 use crate::schedule;
 use crate::spec::Pipeline;
-use crate::store::{Store, Tag};
+use crate::store::{Record, Store, Tag};
 
 /// Options of `export`.
 #[derive(Args)]
@@ -124,9 +124,24 @@ pub fn not_made(pipeline: Option<&Pipeline>, stage: &str) -> CliError {
     }
 }
 
+/// A record that is on this machine with all that it names: a shared store need not be asked for it, and may be away.
+async fn local_record(store: &Store, key: &Digest) -> Result<Option<Record>, CliError> {
+    let local = store.nearby();
+    let Some((_, record)) = local.record(key).await? else { return Ok(None) };
+    for artifact in record.outputs.values() {
+        if local.missing_blob(artifact).await?.is_some() {
+            return Ok(None);
+        }
+    }
+    Ok(Some(record))
+}
+
 async fn outputs_of(store: &Store, key: &Digest, output: Option<&str>, what: &str) -> Result<Found, CliError> {
     let gone = || CliError::environment(format!("the record of `{what}` is gone from {}", store.url()));
-    let (_, record) = store.record(key).await?.ok_or_else(gone)?;
+    let record = match local_record(store, key).await? {
+        Some(record) => record,
+        None => store.record(key).await?.ok_or_else(gone)?.1,
+    };
     let accepted_from = record.accepted_from;
     let Some(output) = output else { return Ok(Found { key: *key, accepted_from, outputs: record.outputs }) };
     let Some((port, artifact)) = record.outputs.get_key_value(output) else {
@@ -207,6 +222,25 @@ async fn place(store: &Store, port: &str, artifact: Artifact, target: &Path) -> 
     Ok(target)
 }
 
+/// What a tag names, as far as it is still known.
+async fn named(store: &Store, tag: &Tag) -> String {
+    let Tag { key, output } = tag;
+    match store.record(key).await {
+        Ok(Some((_, record))) => match record.outputs.get(output) {
+            Some(artifact) => {
+                format!(
+                    "output `{output}` of a {} stage ({}), made by run {}",
+                    record.kind,
+                    artifact.digest.short(),
+                    record.run
+                )
+            }
+            None => format!("output `{output}` of key {}", key.short()),
+        },
+        _ => format!("output `{output}` of key {}, whose record is gone", key.short()),
+    }
+}
+
 /// Names an output.
 pub async fn tag(project: &Project, options: TagOptions) -> Result<Exit, CliError> {
     let Some((name, tag)) = split_tag(&options.name) else {
@@ -225,11 +259,20 @@ pub async fn tag(project: &Project, options: TagOptions) -> Result<Exit, CliErro
         store.offer(record, generation).await?;
         project.require_shared(&store)?;
     }
-    store.put_tag(name, tag, &Tag { key: found.key, output: output.clone() }).await?;
+    let before = store.tag(name, tag).await?;
+    let target = Tag { key: found.key, output: output.clone() };
+    store.put_tag(name, tag, &target).await?;
+    let before = before.filter(|before| *before != target);
     if project.common.json {
-        print_json(&json!({ "tag": options.name, "key": found.key, "output": output, "digest": artifact.digest }));
+        print_json(&json!({
+            "tag": options.name, "key": found.key, "output": output, "digest": artifact.digest,
+            "before": before.map(|tag| json!({ "key": tag.key, "output": tag.output })),
+        }));
     } else {
         print(&format!("{} is now {} ({})\n", options.name, options.what, artifact.digest.short()));
+        if let Some(before) = before {
+            print(&format!("before, it was {}\n", named(&store, &before).await));
+        }
     }
     Ok(Exit::Done)
 }

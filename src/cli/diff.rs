@@ -60,7 +60,7 @@ pub async fn diff(project: &Project, options: Options) -> Result<Exit, CliError>
 }
 
 /// The pipeline whose runs `last` counts: all of them where none is named and none ran here.
-fn pipeline_name(project: &Project) -> Result<Option<String>, CliError> {
+pub fn pipeline_name(project: &Project) -> Result<Option<String>, CliError> {
     match project.default_pipeline() {
         Ok(file) => Ok(Some(project.pipeline(&file)?.name)),
         Err(_) => Ok(None),
@@ -392,7 +392,7 @@ impl Comparison {
 }
 
 /// `2026-01-31 23:59 UTC`.
-fn when(seconds: f64) -> String {
+pub fn when(seconds: f64) -> String {
     let text = crate::timestamp(seconds.max(0.0) as u64);
     format!("{}-{}-{} {}:{} UTC", &text[..4], &text[4..6], &text[6..8], &text[9..11], &text[11..13])
 }

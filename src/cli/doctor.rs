@@ -61,7 +61,7 @@ pub async fn doctor(project: &Project) -> Result<Exit, CliError> {
     checks.extend([nvcc(&toolkits), nvrtc(&toolkits)]);
     checks.push(sanitizer());
     checks.push(compiler());
-    checks.extend(python(&host.python));
+    checks.extend(python(&host.python, torch_needed(project).as_deref()));
     checks.push(namespaces());
     checks.extend(store(project).await);
     let bad = checks.iter().any(|check| check.state == State::Bad);
@@ -150,7 +150,7 @@ fn sanitizer() -> Check {
 
 fn compiler() -> Check {
     let Some(line) = first_line(Command::new("g++").arg("--version")) else {
-        return Check::new("c++", State::Bad, "no g++: torch.compile and the CPU device of `check` need it")
+        return Check::new("c++", State::Missing, "no g++: torch.compile and the CPU device of `check` need it")
             .hint("install g++ (Debian: apt-get install g++)");
     };
     // g++ answers with the bare name of what it does not have.
@@ -163,7 +163,18 @@ fn compiler() -> Check {
     }
 }
 
-fn python(python: &Path) -> Vec<Check> {
+/// A stage of the project's pipeline whose kind stands on torch, and its kind.
+fn torch_needed(project: &Project) -> Option<String> {
+    let pipeline = project.default_pipeline().and_then(|file| project.pipeline(&file)).ok()?;
+    let stage = pipeline
+        .stages
+        .iter()
+        .find(|stage| stage.kind.toolchain.python.iter().flatten().any(|package| package == "torch"))?;
+    Some(format!("stage `{}` ({})", stage.name, stage.kind.name))
+}
+
+/// `torch_user` is who needs torch, if anybody does.
+fn python(python: &Path, torch_user: Option<&str>) -> Vec<Check> {
     let shown = python.display();
     let Some(version) = first_line(Command::new(python).arg("--version")) else {
         return vec![
@@ -176,8 +187,14 @@ fn python(python: &Path) -> Vec<Check> {
         {transformers.__version__}, CUDA ' + ('works' if torch.cuda.is_available() else 'not available'))";
     checks.push(match first_line(Command::new(python).args(["-c", QUESTION])) {
         Some(line) => Check::new("torch", State::Good, line),
-        None => Check::new("torch", State::Bad, format!("torch and transformers cannot be imported by {shown}"))
-            .hint("`make venv` installs them from requirements.txt"),
+        None => {
+            let (state, who) = match torch_user {
+                Some(stage) => (State::Bad, format!("{stage} needs them")),
+                None => (State::Missing, "only `check` and the kinds ops/* and kernels/* need them".to_owned()),
+            };
+            Check::new("torch", state, format!("torch and transformers cannot be imported by {shown}: {who}"))
+                .hint("`make venv` installs them from requirements.txt")
+        }
     });
     checks
 }

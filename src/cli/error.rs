@@ -93,7 +93,11 @@ impl From<PlanError> for CliError {
 impl CliError {
     /// Several problems as one error, each with its hint.
     pub fn all(problems: Vec<PlanError>) -> Option<Self> {
-        let mut errors = problems.into_iter().map(Self::from);
+        Self::joined(problems.into_iter().map(Self::from))
+    }
+
+    /// Several errors as one, each with its hint; `None` where there are none.
+    pub fn joined(mut errors: impl Iterator<Item = Self>) -> Option<Self> {
         let mut first = errors.next()?;
         for error in errors {
             let hint = first.hint.take().map(|hint| format!("\nhint: {hint}")).unwrap_or_default();

@@ -12,7 +12,7 @@ use crate::schedule;
 use crate::store::gc::{self, Class, Garbage, Policy, Swept};
 use crate::store::{GRACE, grace};
 
-/// So many runs are named.
+/// Maximum number of runs listed.
 const SHOWN: usize = 20;
 
 /// Options of `gc`.
@@ -60,10 +60,17 @@ pub async fn gc(project: &Project, options: Options) -> Result<Exit, CliError> {
         now_alone: options.now,
     };
     let told = if options.delete {
-        told_of(gc::sweep(store.truth(), &policy).await?)?
+        let swept = gc::sweep(store.truth(), &policy).await?;
+        if let Swept::Deleted(garbage) = &swept {
+            store.forget_runs(&garbage.runs).await?;
+        }
+        told_of(swept)?
     } else {
         let plan = gc::plan(store.truth(), &policy).await?;
-        let next = if plan.garbage.is_empty() { nothing(&plan.garbage) } else { next_step(plan.wait) };
+        let next = match plan.garbage.is_empty() {
+            true => nothing(&plan.garbage),
+            false => young(&plan.garbage) + &next_step(plan.wait),
+        };
         let wait = plan.wait.map(|wait| wait.as_secs_f64());
         let mut value = as_json(&plan.garbage, "found");
         value["wait_s"] = json!(wait);
@@ -87,7 +94,7 @@ fn told_of(swept: Swept) -> Result<(String, Value), CliError> {
             );
             let mut value = as_json(&garbage, "condemned");
             value["wait_s"] = json!(grace().as_secs_f64());
-            (table(&garbage, "garbage") + &next, value)
+            (table(&garbage, "garbage") + &young(&garbage) + &next, value)
         }
         Swept::Waiting(wait) => (
             format!(
@@ -111,7 +118,7 @@ fn told_of(swept: Swept) -> Result<(String, Value), CliError> {
 
 /// What to do about garbage that was found.
 fn next_step(wait: Option<Duration>) -> String {
-    let day = if grace() == GRACE { String::from("a day") } else { seconds(grace()) };
+    let day = day();
     match wait {
         None => format!(
             "Nothing was deleted. `cuda-agent gc --delete` notes this, and deletes what is still garbage when it is run \
@@ -129,7 +136,26 @@ fn next_step(wait: Option<Duration>) -> String {
 
 fn nothing(garbage: &Garbage) -> String {
     let runs = garbage.staying.get(&Class::Runs).map_or(0, |sum| sum.objects);
-    format!("Nothing is garbage. Runs that are kept: {runs}.\n")
+    format!("Nothing is garbage. Runs that are kept: {runs}.\n{}", young(garbage))
+}
+
+/// What only its age keeps.
+fn young(garbage: &Garbage) -> String {
+    let gc::Sum { objects, bytes } = garbage.young;
+    if objects == 0 {
+        return String::new();
+    }
+    let size = schedule::bytes(bytes);
+    format!(
+        "Kept for now: {objects} objects ({size}) that no kept run needs, but that are younger than {}. \
+         `--delete --now` does not wait; it is for somebody who is sure that nobody else uses the store.\n",
+        day()
+    )
+}
+
+/// The grace period in words.
+fn day() -> String {
+    if grace() == GRACE { String::from("a day") } else { seconds(grace()) }
 }
 
 fn table(garbage: &Garbage, going: &str) -> String {

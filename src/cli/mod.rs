@@ -16,8 +16,10 @@ mod rejected;
 mod reproduce;
 mod run;
 mod runs;
+mod secrets;
 mod share;
 mod verify;
+mod waiting;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -212,7 +214,7 @@ fn dispatch(cli: Cli, builtins: &Builtins) -> Result<Exit, CliError> {
     let project = project::Project::open(&cli.common, builtins)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| CliError::environment(format!("no runtime: {error}")))?;
-    let outcome = runtime.block_on(async {
+    let command = async {
         match cli.command {
             Command::Run(options) => run::run(&project, options).await,
             Command::Plan(options) => plan::plan(&project, options).await,
@@ -234,6 +236,13 @@ fn dispatch(cli: Cli, builtins: &Builtins) -> Result<Exit, CliError> {
             Command::Graph(options) => plan::graph(&project, options),
             Command::Doctor => doctor::doctor(&project).await,
             Command::Stage { .. } => unreachable!("handled above"),
+        }
+    };
+    let store = project.store_name();
+    let outcome = runtime.block_on(async {
+        tokio::select! {
+            outcome = command => outcome,
+            never = project.waiting.watch(&store) => match never {},
         }
     });
     // A thread that still copies something must not hold up the end.

@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 use super::progress::because;
 use super::project::Project;
 use super::run::named_stages;
-use super::{CliError, Exit, print, print_json};
-use crate::key::MissReason;
+use super::{CliError, Exit, print, print_json, secrets};
+use crate::execute::secrets::Secrets;
+use crate::key::{InputIdentity, MissReason, Preimage, ProgramIdentity};
 use crate::plan::graph::Graph;
 use crate::plan::{Planner, StagePlan, Verdict};
 use crate::schedule;
@@ -84,9 +85,18 @@ pub async fn plan(project: &Project, options: Options) -> Result<Exit, CliError>
     let known: Vec<(usize, &StagePlan)> =
         graph.order().iter().filter_map(|index| Some((*index, plans[*index].as_ref()?))).collect();
     let todo = rows_to_do(&planner, &known).await?;
+    let values = Secrets::read(&pipeline);
+    let lacks = secrets::lacks(&planner, &values, &plans).await?;
+    let fresh = without_result(&planner, &known).await?;
     if project.common.json {
         let stage = |(index, plan): &(usize, &StagePlan)| {
             let mut value = as_json(&pipeline, *index, plan);
+            if matches!(plan.verdict, Verdict::Pending { .. }) {
+                value["never_run"] = json!(fresh.contains(index));
+            }
+            if let Some(lack) = lacks.iter().find(|lack| lack.stage == pipeline.stages[*index].name) {
+                value["missing_secret"] = json!({ "secret": lack.error.name, "message": lack.error.message });
+            }
             if let Some((todo, all)) = todo.get(index) {
                 value["rows"] = json!({ "to_do": todo, "total": all });
             }
@@ -107,12 +117,13 @@ pub async fn plan(project: &Project, options: Options) -> Result<Exit, CliError>
         };
         counts[place] += 1;
         let rows = todo.get(index).map(|(todo, all)| format!(" ({todo} of {all} rows to do)")).unwrap_or_default();
-        let why = format!("{}{rows}", reasons(&pipeline, &plan.verdict));
+        let why = format!("{}{rows}", reasons(&pipeline, &plan.verdict, fresh.contains(index)));
         text.push_str(format!("{:<width$}  {word:<7}  {why}", pipeline.stages[*index].name).trim_end());
         text.push('\n');
     }
     let [hits, misses, pending] = counts;
     text.push_str(&format!("\n{misses} to run, {pending} pending, {hits} up to date\n"));
+    lacks.iter().for_each(|lack| text.push_str(&format!("warning: {}\n", lack.in_words())));
     print(&text);
     Ok(Exit::Done)
 }
@@ -135,7 +146,19 @@ async fn rows_to_do(
     Ok(rows)
 }
 
-fn reasons(pipeline: &Pipeline, verdict: &Verdict) -> String {
+/// Stages that wait for others and have no result that they could come back to.
+async fn without_result(planner: &Planner<'_>, plans: &[(usize, &StagePlan)]) -> Result<BTreeSet<usize>, CliError> {
+    let mut fresh = BTreeSet::new();
+    for (index, plan) in plans {
+        let waits = matches!(plan.verdict, Verdict::Pending { .. });
+        if waits && !planner.has_result(&planner.pipeline.stages[*index]).await? {
+            fresh.insert(*index);
+        }
+    }
+    Ok(fresh)
+}
+
+fn reasons(pipeline: &Pipeline, verdict: &Verdict, is_fresh: bool) -> String {
     match verdict {
         Verdict::Hit { .. } => String::new(),
         Verdict::Miss { reasons, .. } => because(reasons),
@@ -146,7 +169,10 @@ fn reasons(pipeline: &Pipeline, verdict: &Verdict) -> String {
             } else {
                 names.join(", ")
             };
-            format!("waits for {shown}; up to date if that comes out unchanged")
+            match is_fresh {
+                true => format!("never run; waits for {shown}"),
+                false => format!("waits for {shown}; up to date if that comes out unchanged"),
+            }
         }
     }
 }
@@ -181,7 +207,12 @@ pub async fn explain(project: &Project, options: ExplainOptions) -> Result<Exit,
     let wanted = named_stages(&pipeline, &names)?;
     let selected = graph.ancestors(wanted.iter().copied());
     let selected: Vec<bool> = selected.iter().enumerate().map(|(i, above)| *above || wanted.contains(&i)).collect();
-    let plans = plans(project, &pipeline, &graph, &selected, &BTreeSet::new()).await?;
+    let (store, host, refresh) = (project.existing_store()?, project.host(), BTreeSet::new());
+    let planner = Planner::new(&pipeline, &project.catalog, &store, &host, &project.folders, &refresh);
+    let plans = planned(&planner, &graph, &selected).await?;
+    let known: Vec<(usize, &StagePlan)> =
+        wanted.iter().filter_map(|index| Some((*index, plans[*index].as_ref()?))).collect();
+    let fresh = without_result(&planner, &known).await?;
     let mut values = Vec::new();
     let mut text = String::new();
     for index in wanted {
@@ -198,7 +229,7 @@ pub async fn explain(project: &Project, options: ExplainOptions) -> Result<Exit,
                 "rows": record.rows, "metrics": record.metrics, "outputs": record.outputs,
             });
         }
-        text.push_str(&described(&pipeline, index, plan));
+        text.push_str(&described(&pipeline, index, plan, fresh.contains(&index)));
         values.push(value);
     }
     if project.common.json {
@@ -209,35 +240,29 @@ pub async fn explain(project: &Project, options: ExplainOptions) -> Result<Exit,
     Ok(Exit::Done)
 }
 
-fn described(pipeline: &Pipeline, index: usize, plan: &StagePlan) -> String {
+fn described(pipeline: &Pipeline, index: usize, plan: &StagePlan, is_fresh: bool) -> String {
     let stage = &pipeline.stages[index];
     let word = match &plan.verdict {
         Verdict::Hit { .. } => "up to date".to_owned(),
-        Verdict::Miss { .. } => format!("would run: {}", reasons(pipeline, &plan.verdict)),
-        Verdict::Pending { .. } => reasons(pipeline, &plan.verdict),
+        Verdict::Miss { .. } => format!("would run: {}", reasons(pipeline, &plan.verdict, is_fresh)),
+        Verdict::Pending { .. } => reasons(pipeline, &plan.verdict, is_fresh),
     };
     let mut text = format!("{} ({}, {})\n  {word}\n", stage.name, stage.kind.name, stage.location);
+    let preimage = plan.resolved.as_ref().map(|resolved| &resolved.preimage);
     if let Some(resolved) = &plan.resolved {
         text.push_str(&format!("  key      {}\n", resolved.key));
         if let Some(base) = resolved.base {
             text.push_str(&format!("  rows of  {base}\n"));
         }
-        let preimage = &resolved.preimage;
-        let program = serde_json::to_value(&preimage.program).expect("plain data");
-        text.push_str(&format!("  program  {program}\n"));
-        for (name, value) in &preimage.params {
-            text.push_str(&format!("  param    {name} = {value}\n"));
-        }
-        for (name, version) in &preimage.toolchain {
-            text.push_str(&format!("  version  {name} {version}\n"));
-        }
-        if let Some(device) = &preimage.device {
-            text.push_str(&format!("  device   {}\n", serde_json::to_string(device).expect("plain data")));
-        }
+    }
+    if let Some(preimage) = preimage {
+        text.push_str(&what_counts(preimage));
     }
     for (port, sources) in &stage.inputs {
         let names: Vec<String> = sources.iter().map(|source| source_name(pipeline, source)).collect();
         text.push_str(&format!("  input    {port} ← {}\n", names.join(", ")));
+        let identity = preimage.and_then(|preimage| preimage.inputs.get(port));
+        identity.iter().for_each(|identity| identified(identity, &mut text));
     }
     if let Verdict::Hit { record, .. } = &plan.verdict {
         for (port, artifact) in &record.outputs {
@@ -257,6 +282,69 @@ fn described(pipeline: &Pipeline, index: usize, plan: &StagePlan) -> String {
         });
     }
     text
+}
+
+/// What counts in a key besides inputs.
+fn what_counts(preimage: &Preimage) -> String {
+    let mut text = String::new();
+    let mut line = |label: &str, value: String| text.push_str(&format!("  {label:<8} {value}\n"));
+    match &preimage.program {
+        ProgramIdentity::Version(version) => line("program", format!("version {version}")),
+        ProgramIdentity::Files(files) => {
+            files.iter().for_each(|(path, digest)| line("program", format!("{path} {}", digest.short())));
+        }
+        ProgramIdentity::Command { command, files } => {
+            line("command", command_text(command));
+            files.iter().for_each(|(path, digest)| line("file", format!("{path} {}", digest.short())));
+        }
+    }
+    preimage.params.iter().for_each(|(name, value)| line("param", format!("{name} = {value}")));
+    for (name, value) in &preimage.env {
+        line("env", value.as_ref().map_or_else(|| format!("{name} is not set"), |value| format!("{name} = {value}")));
+    }
+    preimage.secrets.iter().for_each(|name| line("secret", format!("{name} (its name counts, its value does not)")));
+    preimage.toolchain.iter().for_each(|(name, version)| line("version", format!("{name} {version}")));
+    if let Some(device) = &preimage.device {
+        line("device", serde_json::to_string(device).expect("plain data"));
+    }
+    for (port, declared) in preimage.outputs.iter().filter_map(Value::as_object).flatten() {
+        line("declares", format!("{port}: {}", declared_output(declared)));
+    }
+    text
+}
+
+/// A command's text, further lines below the first, or its words as they are written in a pipeline.
+fn command_text(command: &Value) -> String {
+    match command {
+        Value::String(text) => text.trim_end().replace('\n', "\n           "),
+        words => words.to_string(),
+    }
+}
+
+/// `table (n int64, t utf8)` of what a pre-image has: the type, then name and type of each column.
+fn declared_output(declared: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let columns = declared[1].as_array().into_iter().flatten();
+    let columns: Vec<String> = columns.map(|column| format!("{} {}", text(&column[0]), text(&column[1]))).collect();
+    match columns.is_empty() {
+        true => text(&declared[0]),
+        false => format!("{} ({})", text(&declared[0]), columns.join(", ")),
+    }
+}
+
+/// What of an input counts, with its digests.
+fn identified(identity: &InputIdentity, text: &mut String) {
+    match identity {
+        InputIdentity::Tree { digest } => text.push_str(&format!("             tree {}\n", digest.short())),
+        InputIdentity::Table { rows, columns } => {
+            text.push_str(&format!("             table, {rows} rows\n"));
+            for (name, (column_type, digest)) in columns {
+                text.push_str(&format!("             column {name} {column_type} {}\n", digest.short()));
+            }
+        }
+        InputIdentity::List { items } => items.iter().for_each(|item| identified(item, text)),
+        InputIdentity::Rows { .. } => {}
+    }
 }
 
 fn source_name(pipeline: &Pipeline, source: &crate::spec::Source) -> String {

@@ -1,6 +1,7 @@
 //! What a run shows while it goes on: bars on a terminal, lines elsewhere, JSON lines on demand.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressState, ProgressStyle};
@@ -97,7 +98,9 @@ pub fn line(event: &RunEvent) -> Option<String> {
                 let took = seconds(Duration::from_secs_f64(*duration_s));
                 format!("{stage}: done in {took}{}", rows.map(|rows| counted(&rows)).unwrap_or_default())
             }
-            StageOutcome::Failed { message, hint, log_tail } => failed(stage, message, hint.as_deref(), log_tail),
+            StageOutcome::Failed { message, hint, log_tail, folder } => {
+                failed(stage, message, hint.as_deref(), log_tail, folder.as_deref())
+            }
             StageOutcome::Skipped { because } => format!("{stage}: skipped, {because} failed"),
             StageOutcome::Cancelled => format!("{stage}: stopped"),
         },
@@ -135,7 +138,7 @@ pub fn because(reasons: &[MissReason]) -> String {
     reasons.join("; ")
 }
 
-fn failed(stage: &str, message: &str, hint: Option<&str>, log_tail: &[String]) -> String {
+fn failed(stage: &str, message: &str, hint: Option<&str>, log_tail: &[String], folder: Option<&Path>) -> String {
     let mut text = format!("{stage}: failed: {}", printable(message));
     for line in log_tail {
         text.push_str(&format!("\n  | {}", printable(line)));
@@ -144,9 +147,24 @@ fn failed(stage: &str, message: &str, hint: Option<&str>, log_tail: &[String]) -
         text.push_str(&format!("\n  hint: {hint}"));
     }
     if !log_tail.is_empty() {
-        text.push_str(&format!("\n  the whole log: cuda-agent log {stage}"));
+        text.push_str(&format!("\n  the whole log: cuda-agent log {}", quoted(stage)));
+    }
+    if let Some(folder) = folder {
+        text.push_str(&format!("\n  its folder, until the next run: {}", shortest(folder).display()));
     }
     text
+}
+
+/// A stage's name as a shell takes it: cells have brackets.
+pub fn quoted(stage: &str) -> String {
+    let is_plain = stage.chars().all(|c| c.is_ascii_alphanumeric() || "_-.,=/".contains(c));
+    if is_plain { stage.to_owned() } else { format!("'{}'", stage.replace('\'', "'\\''")) }
+}
+
+/// A path below the current folder without that folder.
+fn shortest(path: &Path) -> &Path {
+    let here = std::env::current_dir().unwrap_or_default();
+    path.strip_prefix(here).unwrap_or(path)
 }
 
 fn summary(
@@ -195,7 +213,8 @@ fn shortened(name: &str, width: usize) -> String {
 
 /// A bar for each stage that runs, and lines above them.
 pub struct Bars {
-    all: MultiProgress,
+    /// Where lines go above the bars.
+    pub all: MultiProgress,
     bars: HashMap<String, ProgressBar>,
     color: bool,
 }

@@ -1,17 +1,17 @@
 //! Where a command works: the project file, the store, the stage kinds, the pipeline.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use super::waiting::Waiting;
 use super::{Builtins, CliError, Common, Machine};
 use crate::Folders;
 use crate::catalog::Catalog;
 use crate::digest::Digest;
 use crate::execute::oldest_live;
 use crate::host::{self, Host};
-use crate::spec::{self, Pipeline, SecretSource};
+use crate::spec::{self, Pipeline};
 use crate::store::remote::{self, RemoteOptions};
 use crate::store::share::Probe;
 use crate::store::tier::Tier;
@@ -32,6 +32,8 @@ pub struct Project {
     pub folders: Folders,
     /// Stage kinds.
     pub catalog: Catalog,
+    /// Whether the shared store answers.
+    pub waiting: Waiting,
     root: PathBuf,
     settings: spec::Project,
     folder: PathBuf,
@@ -55,15 +57,23 @@ impl Project {
         for stages in &settings.stages {
             catalog.add_folder(&folder.join(stages))?;
         }
-        Ok(Self { common: common.clone(), folders, catalog, root, settings, folder })
+        let waiting = Waiting::default();
+        Ok(Self { common: common.clone(), folders, catalog, waiting, root, settings, folder })
     }
 
     fn store_url(&self) -> Option<&str> {
         self.common.store.as_deref().or(self.settings.store.as_deref())
     }
 
+    /// What the shared store is called, as far as that can be said without a password.
+    pub fn store_name(&self) -> String {
+        let url = self.store_url().filter(|url| remote::is_remote(url));
+        url.and_then(|url| remote::shown(url).ok()).unwrap_or_else(|| "the store".to_owned())
+    }
+
     /// The store. Opening a folder makes it, so commands that only look call [`Project::existing_store`].
     pub fn store(&self) -> Result<Store, CliError> {
+        self.make_root()?;
         Ok(match self.store_url() {
             Some(url) if remote::is_remote(url) => self.two_tiers(url)?,
             Some(url) => Store::open(url)?,
@@ -71,12 +81,28 @@ impl Project {
         })
     }
 
+    /// Makes the local folder, which git ignores from then on: it holds nothing to commit.
+    fn make_root(&self) -> Result<(), CliError> {
+        if self.root.exists() {
+            return Ok(());
+        }
+        let made = std::fs::create_dir_all(&self.root).and_then(|()| {
+            std::fs::write(self.root.join(".gitignore"), "# Made by cuda-agent: results and caches.\n*\n")
+        });
+        made.map_err(|error| {
+            CliError::environment(format!("{}: {error}", self.root.display()))
+                .with_hint("results and caches go there; `work:` in cuda-agent.yaml names another folder")
+        })
+    }
+
     /// A shared store with this machine's folder in front of it.
     fn two_tiers(&self, url: &str) -> Result<Store, CliError> {
+        self.make_root()?;
         let options = RemoteOptions {
             endpoint: self.settings.endpoint.clone(),
             region: self.settings.region.clone(),
             single_writer: self.settings.single_writer,
+            pulse: self.waiting.pulse.clone(),
         };
         let near = Tier::folder_at(&self.root)?;
         if self.common.offline {
@@ -105,7 +131,7 @@ impl Project {
         let unshared = store.far().map(|far| far.unshared()).unwrap_or_default();
         let Some(why) = unshared.values().next() else { return Ok(()) };
         Err(CliError::environment(format!("{} results are on this machine only: {why}", unshared.len()))
-            .with_hint("the next run shares them, and so does `cuda-agent push`"))
+            .with_hint(after_mending(why, "the next run shares them, and so does `cuda-agent push`")))
     }
 
     /// For commands that are about writing to the store.
@@ -121,7 +147,9 @@ impl Project {
     pub async fn require_writable(&self, store: &Store) -> Result<(), CliError> {
         const TRUSTED: Duration = Duration::from_secs(7 * 24 * 3600);
         let Some(far) = store.far().filter(|far| !far.is_read_only()) else { return Ok(()) };
-        let name = Digest::of_bytes(store.url().as_bytes()).to_string();
+        // Others' credentials may allow less.
+        let who = remote::who();
+        let name = Digest::of_bytes(format!("{}\n{who}", store.url()).as_bytes()).to_string();
         let mark = self.folders.cache.join(format!("probed-{}", &name[..8]));
         let probed = std::fs::metadata(&mark).and_then(|metadata| metadata.modified());
         let is_recent = probed.is_ok_and(|time| time.elapsed().is_ok_and(|age| age < TRUSTED));
@@ -254,32 +282,6 @@ impl Project {
         let include = |path: &Path| std::fs::read_to_string(path);
         Ok(spec::parse_pipeline(&text, file, &folder, &self.catalog, &overrides, &include)?)
     }
-
-    /// Values of the secrets that a pipeline names.
-    pub fn secrets(&self, pipeline: &Pipeline) -> Result<BTreeMap<String, String>, CliError> {
-        let used: Vec<&String> = pipeline.stages.iter().flat_map(|stage| &stage.secrets).collect();
-        let mut values = BTreeMap::new();
-        for (name, source) in pipeline.secrets.iter().filter(|(name, _)| used.contains(name)) {
-            let value = match source {
-                SecretSource::Environment(variable) => std::env::var(variable).map_err(|_| {
-                    CliError::environment(format!("secret `{name}`: the environment variable {variable} is not set"))
-                })?,
-                SecretSource::File(file) => {
-                    let text = std::fs::read_to_string(file);
-                    let text = text.map_err(|error| {
-                        CliError::environment(format!("secret `{name}`: {}: {error}", file.display()))
-                    })?;
-                    text.strip_suffix('\n').map(str::to_owned).unwrap_or(text)
-                }
-            };
-            if value.len() < 4 {
-                return Err(CliError::environment(format!("secret `{name}` is shorter than 4 bytes"))
-                    .with_hint("so short a value would be blanked out of ordinary text; is it the right one?"));
-            }
-            values.insert(name.clone(), value);
-        }
-        Ok(values)
-    }
 }
 
 /// Why a server that ignores conditions is refused.
@@ -294,13 +296,22 @@ pub fn overwrites(url: &str) -> CliError {
     )
 }
 
+/// What to do about an error of the shared store, and what will be done when that is mended.
+pub fn after_mending(error: &StoreError, then: &str) -> String {
+    match &error.hint {
+        Some(hint) => format!("{hint}; then {then}"),
+        None => then.to_owned(),
+    }
+}
+
 /// Why a store that can only be read is not written to.
 fn not_writable(error: StoreError) -> CliError {
     let hint = error.hint.clone().unwrap_or_default();
     let hint = format!(
         "{hint}; to read from it and keep results on this machine, use --read-only, or --offline for no store at all"
     );
-    CliError::from(error).with_hint(hint.trim_start_matches("; ").to_owned())
+    CliError::environment(format!("{} cannot be written to: {}", error.url, error.message))
+        .with_hint(hint.trim_start_matches("; ").to_owned())
 }
 
 /// The folder that the URL of a store names, where it names one.

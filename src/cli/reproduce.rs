@@ -13,9 +13,11 @@ use super::plan::plans;
 use super::progress::{Bars, Lines};
 use super::project::Project;
 use super::run::{absolute, interrupts, named_stages};
+use super::waiting::Voice;
 use super::{CliError, Exit, print, print_json};
 use crate::event::Subscriber;
 use crate::execute::launch::LocalLauncher;
+use crate::execute::secrets::Secrets;
 use crate::execute::{Engine, Sample};
 use crate::plan::graph::Graph;
 use crate::plan::{StagePlan, Verdict};
@@ -75,7 +77,11 @@ pub async fn run_again(project: &Project, options: Again) -> Result<Exit, CliErr
     lend_inputs(&store, &sketch, &plans, &chosen);
     let before: BTreeMap<usize, Record> =
         chosen.iter().filter_map(|stage| Some((*stage, hit(&plans, *stage)?.clone()))).collect();
-    let secrets = project.secrets(&pipeline)?;
+    let secrets = Secrets::read(&pipeline);
+    if let Some(error) = chosen.iter().find_map(|stage| secrets.missing(&pipeline.stages[*stage])) {
+        let hint = format!("{}; or name stages that need no secret", error.hint);
+        return Err(CliError::environment(error.to_string()).with_hint(hint));
+    }
     let host = project.host();
     let engine = Engine {
         order: graph.order().to_vec(),
@@ -93,7 +99,11 @@ pub async fn run_again(project: &Project, options: Again) -> Result<Exit, CliErr
     };
     let mut printer: Box<dyn Subscriber> = match (project.common.json, std::io::stderr().is_terminal()) {
         (true, _) => Box::new(Vec::new()),
-        (false, true) => Box::new(Bars::new(project.common.colored())),
+        (false, true) => {
+            let bars = Bars::new(project.common.colored());
+            project.waiting.voice.replace(Voice::Bars(bars.all.clone()));
+            Box::new(bars)
+        }
         (false, false) => Box::new(Lines::new()),
     };
     let report = {

@@ -10,14 +10,17 @@ use tokio::sync::mpsc;
 
 use super::progress::{Bars, JsonLines, Lines};
 use super::project::Project;
-use super::{CliError, Exit};
+use super::waiting::Voice;
+use super::{CliError, Exit, secrets};
 use crate::event::{Recorder, RunEvent, RunOutcome, Subscriber};
 use crate::execute::launch::LocalLauncher;
+use crate::execute::secrets::Secrets;
 use crate::execute::{Engine, Report};
 use crate::plan::graph::Graph;
 use crate::schedule;
 use crate::spec::Pipeline;
 use crate::store::Store;
+use crate::store::far::Far;
 
 /// Options of `run`.
 #[derive(Args)]
@@ -60,7 +63,7 @@ pub async fn run(project: &Project, options: Options) -> Result<Exit, CliError> 
     let graph = Graph::new(&pipeline);
     let selected = graph.select(&pipeline, &patterns)?;
     let refresh = named_stages(&pipeline, &options.refresh)?;
-    let secrets = project.secrets(&pipeline)?;
+    let values = Secrets::read(&pipeline);
     let (store, host) = (project.shared_store().await?, project.host());
     project.remember(&file);
     let engine = Engine {
@@ -73,17 +76,25 @@ pub async fn run(project: &Project, options: Options) -> Result<Exit, CliError> 
         launcher: Arc::new(LocalLauncher::this_binary()),
         selected,
         refresh,
-        secrets,
+        secrets: values,
         jobs: options.jobs,
         sample: None,
     };
     if let Some(error) = CliError::all(engine.planner().problems(&engine.selected)) {
         return Err(error);
     }
+    look_for_secrets(&engine).await?;
     let mut recorder = LazyRecorder { store: store.clone(), kept: Vec::new(), out: None };
     let mut printer: Box<dyn Subscriber> = match (project.common.json, std::io::stderr().is_terminal()) {
-        (true, _) => Box::new(JsonLines),
-        (false, true) => Box::new(Bars::new(project.common.colored())),
+        (true, _) => {
+            project.waiting.voice.replace(Voice::Json);
+            Box::new(JsonLines)
+        }
+        (false, true) => {
+            let bars = Bars::new(project.common.colored());
+            project.waiting.voice.replace(Voice::Bars(bars.all.clone()));
+            Box::new(bars)
+        }
         (false, false) => Box::new(Lines::new()),
     };
     let interrupts = interrupts();
@@ -107,6 +118,20 @@ pub async fn run(project: &Project, options: Options) -> Result<Exit, CliError> 
         RunOutcome::Failed => Exit::Failed,
         RunOutcome::Interrupted => Exit::Interrupted,
     })
+}
+
+/// Before a program starts that must fail later: what is certain to lack a secret is refused, what may lack one is told.
+async fn look_for_secrets(engine: &Engine<'_>) -> Result<(), CliError> {
+    let mut selected = engine.pipeline.stages.iter().zip(&engine.selected).filter(|(_, selected)| **selected);
+    if !selected.any(|(stage, _)| engine.secrets.missing(stage).is_some()) {
+        return Ok(());
+    }
+    let planner = engine.planner();
+    let plans = planner.plan(&engine.order, &engine.selected).await?;
+    let lacks = secrets::lacks(&planner, &engine.secrets, &plans).await?;
+    secrets::refuse(&lacks)?;
+    lacks.iter().for_each(|lack| eprintln!("warning: {}", lack.in_words()));
+    Ok(())
 }
 
 /// Programs are told absolute paths.
@@ -209,7 +234,8 @@ fn say_what_is_there(pipeline: &Pipeline, graph: &Graph, store: &Store, report: 
     if ends.is_empty() || ends.len() > 8 {
         return;
     }
-    let is_private = store.is_offline() || store.far().is_some_and(|far| far.is_read_only());
+    let stays = |far: &std::sync::Arc<Far>| far.is_read_only() || !far.unshared().is_empty();
+    let is_private = store.is_offline() || store.far().is_some_and(stays);
     let place = match is_private {
         true => format!("on this machine only, in {}", store.near().url()),
         false => format!("in {}", store.url()),

@@ -4,24 +4,25 @@ use clap::Args;
 use futures::StreamExt;
 use serde_json::json;
 
+use super::diff::when;
 use super::project::Project;
 use super::{CliError, Exit, print, print_json};
 use crate::digest::Digest;
 use crate::execute::{file_name, live_log};
 use crate::store::record::has_result;
-use crate::store::{RunManifest, Store, gc};
+use crate::store::{RowCounts, RunManifest, Store, gc};
 
 /// Options of `status`.
 #[derive(Args)]
 pub struct StatusOptions {
-    /// A run's id [default: the newest]
+    /// A run's id, the beginning or end of one, `last`, `last~1`… [default: the newest]
     run: Option<String>,
 }
 
 /// Options of `runs`.
 #[derive(Args)]
 pub struct RunsOptions {
-    /// Show at most so many
+    /// Maximum number of runs listed
     #[arg(long, short = 'n', default_value_t = 20)]
     limit: usize,
     /// Keep what this run used and made, whatever `gc` is told to keep
@@ -37,7 +38,7 @@ pub struct RunsOptions {
 pub struct LogOptions {
     /// The stage
     stage: String,
-    /// A run's id [default: the newest that has a log of the stage]
+    /// A run's id, `last`, `last~1`… [default: the newest that has a log of the stage]
     #[arg(long)]
     run: Option<String>,
 }
@@ -115,20 +116,67 @@ fn steps_back(word: &str) -> Option<usize> {
 /// How a run stands.
 pub async fn status(project: &Project, options: StatusOptions) -> Result<Exit, CliError> {
     let store = project.existing_store()?;
-    let run = run_named(&store, options.run.as_deref()).await?;
-    if project.common.json {
-        print_json(&run);
-        return Ok(Exit::Done);
+    let run = match options.run.as_deref() {
+        Some(word) => chosen(project, &store, word).await?,
+        None => match asked_pipeline(project)? {
+            Some(name) => run_by_word(&store, Some(&name), "last").await?,
+            None => run_named(&store, None).await?,
+        },
+    };
+    match project.common.json {
+        true => print_json(&run),
+        false => print(&in_words(&run)),
     }
-    let mut text = format!("run {} of {}: {}\n", run.run, run.pipeline, outcome(&run));
+    Ok(Exit::Done)
+}
+
+fn in_words(run: &RunManifest) -> String {
+    let (how, began) = (outcome(run), when(run.started_at));
+    let took = run.ended_at.map(|end| format!(" in {}", span(end - run.started_at))).unwrap_or_default();
+    let mut text = format!("run {} of {}: {how}{took}, began {began}\n", run.run, run.pipeline);
     let width = run.stages.keys().map(String::len).max().unwrap_or(0).min(40);
-    for (stage, entry) in &run.stages {
-        let message = entry.message.as_deref().unwrap_or_default();
-        text.push_str(format!("  {stage:<width$}  {:<9}  {message}", entry.outcome).trim_end());
+    for (stage, entry) in run.in_order() {
+        let took = entry.duration_s.map(span).unwrap_or_default();
+        let rows = entry.rows.as_ref().map(counted).unwrap_or_default();
+        let notes: Vec<&str> = [rows.as_str(), entry.message.as_deref().unwrap_or_default()]
+            .into_iter()
+            .filter(|note| !note.is_empty())
+            .collect();
+        text.push_str(format!("  {stage:<width$}  {:<9}  {took:>8}  {}", entry.outcome, notes.join("; ")).trim_end());
         text.push('\n');
     }
-    print(&text);
-    Ok(Exit::Done)
+    text
+}
+
+fn span(seconds: f64) -> String {
+    crate::execute::seconds(std::time::Duration::from_secs_f64(seconds.max(0.0)))
+}
+
+fn counted(rows: &RowCounts) -> String {
+    let RowCounts { total, executed, reused, rejected, failed } = rows;
+    let mut text = format!("{total} rows: {executed} executed, {reused} reused");
+    for (count, what) in [(rejected, "rejected"), (failed, "failed")] {
+        if *count > 0 {
+            text.push_str(&format!(", {count} {what}"));
+        }
+    }
+    text
+}
+
+/// A run by a word of the command line. `last` and `last~1` count runs of the pipeline that a command without `--pipeline`
+/// works on.
+async fn chosen(project: &Project, store: &Store, word: &str) -> Result<RunManifest, CliError> {
+    let pipeline = match steps_back(word) {
+        Some(_) => super::diff::pipeline_name(project)?,
+        None => None,
+    };
+    run_by_word(store, pipeline.as_deref(), word).await
+}
+
+/// The name of the pipeline that `--pipeline` asks for.
+fn asked_pipeline(project: &Project) -> Result<Option<String>, CliError> {
+    let file = project.common.pipeline.as_deref();
+    file.map(|file| project.pipeline(file).map(|pipeline| pipeline.name)).transpose()
 }
 
 /// Lists runs.
@@ -140,7 +188,11 @@ pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliEr
     }
     let mut lines = String::new();
     let mut values = Vec::new();
-    let mut listed = store.manifests(options.limit).await?;
+    let asked = asked_pipeline(project)?;
+    let most = if asked.is_some() { usize::MAX } else { options.limit };
+    let is_asked = |run: &RunManifest| asked.as_ref().is_none_or(|name| *name == run.pipeline);
+    let listed = store.manifests(most).await?.filter(|run| std::future::ready(is_asked(run)));
+    let mut listed = std::pin::pin!(listed.take(options.limit));
     while let Some(run) = listed.next().await {
         let id = run.run.clone();
         let count = |word: &str| run.stages.values().filter(|entry| entry.outcome == word).count();
@@ -165,7 +217,8 @@ pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliEr
     if project.common.json {
         print_json(&values);
     } else if lines.is_empty() {
-        print(&format!("no run is recorded in {}\n", store.url()));
+        let of = asked.map(|name| format!(" of pipeline `{name}`")).unwrap_or_default();
+        print(&format!("no run{of} is recorded in {}\n", store.url()));
     } else {
         print(&lines);
     }
@@ -174,7 +227,8 @@ pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliEr
 
 /// Pins a run, or takes its pin away.
 async fn pin(project: &Project, store: &Store, options: &RunsOptions) -> Result<Exit, CliError> {
-    let run = run_named(store, options.pin.as_deref().or(options.unpin.as_deref())).await?.run;
+    let word = options.pin.as_deref().or(options.unpin.as_deref()).unwrap_or("last");
+    let run = chosen(project, store, word).await?.run;
     let pinned = options.pin.is_some();
     match pinned {
         true => gc::pin(store.truth(), &run).await?,
@@ -196,35 +250,109 @@ pub async fn log(project: &Project, options: LogOptions) -> Result<Exit, CliErro
         );
     }
     let store = project.existing_store()?;
-    let name = format!("{}.log", file_name(&options.stage));
-    let of = match &options.run {
-        Some(run) => Some(run_named(&store, Some(run)).await?.run),
-        None => None,
+    let wanted = Wanted {
+        run: match &options.run {
+            Some(word) => Some(chosen(project, &store, word).await?.run),
+            None => None,
+        },
+        pipeline: asked_pipeline(project)?,
+        stage: &options.stage,
     };
     // What was printed here comes first.
     for store in [store.nearby(), store.clone()] {
-        let ids = match &of {
-            Some(run) => vec![run.clone()],
-            None => store.runs().await?.into_iter().take(200).collect(),
-        };
-        let (store, name) = (&store, &name);
-        let reading = ids.into_iter().map(|id| async move { (store.log(&id, name).await, id) });
-        let mut reading = std::pin::pin!(futures::stream::iter(reading).buffered(16));
-        while let Some((bytes, id)) = reading.next().await {
-            // A stage that runs now has its log on this machine.
-            let live = live_log(&project.folders, &id, &options.stage);
-            let Some(bytes) = bytes?.map(|bytes| bytes.to_vec()).or_else(|| std::fs::read(live).ok()) else { continue };
-            let text = String::from_utf8_lossy(&bytes);
-            if project.common.json {
-                print_json(&json!({ "run": id, "stage": options.stage, "log": text }));
-            } else {
-                print(&text);
+        if let Some((run, text)) = find_log(project, &store, &wanted).await? {
+            match project.common.json {
+                true => print_json(&json!({ "run": run, "stage": options.stage, "log": text })),
+                false => print(&text),
             }
             return Ok(Exit::Done);
         }
     }
-    Err(CliError::usage(format!("no log of stage `{}` is kept", options.stage))
-        .with_hint("a stage that succeeded without printing leaves none; `cuda-agent status` lists stages"))
+    let Some(run) = run_with(&store, &wanted).await? else { return Err(no_log(project, &store, &wanted)) };
+    match project.common.json {
+        true => print_json(&json!({ "run": run.run, "stage": options.stage, "log": "" })),
+        false => eprintln!("{}", why_no_log(&run, &options.stage)),
+    }
+    Ok(Exit::Done)
+}
+
+/// Which log is asked for.
+struct Wanted<'a> {
+    run: Option<String>,
+    pipeline: Option<String>,
+    stage: &'a str,
+}
+
+/// How many runs are searched for a stage.
+const SEARCHED: usize = 200;
+
+/// The newest log that is wanted, with the run's id.
+async fn find_log(project: &Project, store: &Store, wanted: &Wanted<'_>) -> Result<Option<(String, String)>, CliError> {
+    let name = format!("{}.log", file_name(wanted.stage));
+    let ids = match (&wanted.run, &wanted.pipeline) {
+        (Some(run), _) => vec![run.clone()],
+        (None, None) => store.runs().await?.into_iter().take(SEARCHED).collect(),
+        (None, Some(pipeline)) => {
+            let runs = store.manifests(usize::MAX).await?;
+            let of_it = runs.filter(|run| std::future::ready(run.pipeline == *pipeline)).take(SEARCHED);
+            of_it.map(|run| run.run).collect().await
+        }
+    };
+    let name = &name;
+    let reading = ids.into_iter().map(|id| async move { (store.log(&id, name).await, id) });
+    let mut reading = std::pin::pin!(futures::stream::iter(reading).buffered(16));
+    while let Some((bytes, id)) = reading.next().await {
+        // A stage that runs now has its log on this machine.
+        let live = live_log(&project.folders, &id, wanted.stage);
+        if let Some(bytes) = bytes?.map(|bytes| bytes.to_vec()).or_else(|| std::fs::read(live).ok()) {
+            return Ok(Some((id, String::from_utf8_lossy(&bytes).into_owned())));
+        }
+    }
+    Ok(None)
+}
+
+/// The newest run that is wanted and has the stage.
+async fn run_with(store: &Store, wanted: &Wanted<'_>) -> Result<Option<RunManifest>, CliError> {
+    if let Some(id) = &wanted.run {
+        return Ok(store.run(id).await?.filter(|run| run.stages.contains_key(wanted.stage)));
+    }
+    let own = store.own().await?;
+    let mut runs = own.manifests(SEARCHED).await?;
+    while let Some(run) = runs.next().await {
+        let is_asked = wanted.pipeline.as_ref().is_none_or(|name| *name == run.pipeline);
+        if is_asked && run.stages.contains_key(wanted.stage) {
+            return Ok(Some(run));
+        }
+    }
+    Ok(None)
+}
+
+/// Why a run has a stage and no log of it.
+fn why_no_log(run: &RunManifest, stage: &str) -> String {
+    let entry = run.stages.get(stage);
+    let what = match entry.map(|entry| entry.outcome.as_str()).unwrap_or_default() {
+        "done" | "failed" => "printed nothing".to_owned(),
+        "hit" => "was up to date, so nothing was executed".to_owned(),
+        "running" => "has printed nothing so far".to_owned(),
+        other => format!("was not executed ({other})"),
+    };
+    format!("stage `{stage}` {what} in run {}", run.run)
+}
+
+fn no_log(project: &Project, store: &Store, wanted: &Wanted<'_>) -> CliError {
+    let of = match (&wanted.run, &wanted.pipeline) {
+        (Some(run), _) => format!("run {run} has"),
+        (None, Some(pipeline)) => format!("no run of pipeline `{pipeline}` in {} has", store.url()),
+        (None, None) => format!("no run in {} has", store.url()),
+    };
+    let error = CliError::usage(format!("{of} a stage `{}`", wanted.stage));
+    let pipeline = project.default_pipeline().and_then(|file| project.pipeline(&file)).ok();
+    let names = pipeline.iter().flat_map(|pipeline| &pipeline.stages).map(|stage| stage.name.as_str());
+    match crate::spec::suggest(wanted.stage, names) {
+        Some(near) if near != wanted.stage => error.with_hint(format!("did you mean `{near}`?")),
+        Some(_) => error.with_hint("`cuda-agent run` executes it"),
+        None => error.with_hint("`cuda-agent status` lists the stages of a run"),
+    }
 }
 
 /// The newest record of a stage that a run used or made, with the run's id.

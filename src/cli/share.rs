@@ -8,12 +8,13 @@ use serde_json::json;
 
 use super::artifacts::{find, split_tag};
 use super::plan::plans;
-use super::project::Project;
+use super::project::{self, Project};
 use super::{CliError, Exit, print, print_json};
 use crate::digest::Digest;
 use crate::plan::graph::Graph;
 use crate::plan::{StagePlan, Verdict};
 use crate::schedule;
+use crate::store::far::Far;
 use crate::store::record::has_result;
 use crate::store::{Record, RunManifest, Store};
 
@@ -59,16 +60,17 @@ pub async fn push(project: &Project, options: PushOptions) -> Result<Exit, CliEr
         store.put_run(run).await?;
     }
     let (from, to) = (&nearby, &store);
-    let pushing = keys.into_iter().map(|key| async move { push_one(to, from, key).await });
+    let pushing = keys.into_iter().map(|key| async move { push_one(to, far, from, key).await });
     let ends: Vec<Pushed> = futures::stream::iter(pushing).buffer_unordered(RESULTS).try_collect().await?;
     far.write_known();
     let count = |end: Pushed| ends.iter().filter(|other| **other == end).count();
     let (objects, bytes) = far.sent();
-    let troubles = far.take_troubles();
+    let (troubles, refused) = (far.take_troubles(), far.unshared().into_values().next());
     if project.common.json {
         print_json(&json!({
             "store": store.url(), "results": total, "pushed": count(Pushed::Now), "there": count(Pushed::Before),
-            "gone": count(Pushed::Gone), "objects": objects, "bytes": bytes, "runs": runs.len(),
+            "gone": count(Pushed::Gone), "failed": count(Pushed::Failed), "objects": objects, "bytes": bytes,
+            "runs": runs.len(),
         }));
     } else {
         let mut text = format!(
@@ -81,13 +83,18 @@ pub async fn push(project: &Project, options: PushOptions) -> Result<Exit, CliEr
         if count(Pushed::Gone) > 0 {
             text.push_str(&format!("; {} are no longer on this machine", count(Pushed::Gone)));
         }
+        if count(Pushed::Failed) > 0 {
+            text.push_str(&format!("; {} failed", count(Pushed::Failed)));
+        }
         print(&format!("{text}\n"));
     }
-    match troubles.into_iter().next() {
-        Some(trouble) => {
-            Err(CliError::environment(trouble).with_hint("run `cuda-agent push` again: it goes on where it stopped"))
+    const AGAIN: &str = "run `cuda-agent push` again: it continues where it stopped";
+    match (refused, troubles.into_iter().next()) {
+        (Some(error), _) => {
+            Err(CliError::environment(error.to_string()).with_hint(project::after_mending(&error, AGAIN)))
         }
-        None => Ok(Exit::Done),
+        (None, Some(trouble)) => Err(CliError::environment(trouble).with_hint(AGAIN)),
+        (None, None) => Ok(Exit::Done),
     }
 }
 
@@ -96,14 +103,19 @@ enum Pushed {
     Now,
     Before,
     Gone,
+    /// It is on this machine only, as before.
+    Failed,
 }
 
-async fn push_one(store: &Store, nearby: &Store, key: Digest) -> Result<Pushed, CliError> {
+async fn push_one(store: &Store, far: &Far, nearby: &Store, key: Digest) -> Result<Pushed, CliError> {
     let (_, Some(ours)) = nearby.newest(&key).await? else { return Ok(Pushed::Gone) };
     let (generation, Some(record)) = store.newest(&key).await? else { return Ok(Pushed::Gone) };
     let there = record.nonce != ours.nonce || store.is_shared(&record, generation);
     let made = record.nonce.clone();
     let shared = store.offer(record, generation).await?;
+    if far.unshared().contains_key(&key) {
+        return Ok(Pushed::Failed);
+    }
     Ok(if there || shared.nonce != made { Pushed::Before } else { Pushed::Now })
 }
 
@@ -221,7 +233,7 @@ async fn planned(project: &Project, stages: &[&String]) -> Result<Vec<(String, O
     Ok(found.collect())
 }
 
-fn needs_far(store: &Store) -> Result<&std::sync::Arc<crate::store::far::Far>, CliError> {
+fn needs_far(store: &Store) -> Result<&std::sync::Arc<Far>, CliError> {
     if store.is_offline() {
         return Err(CliError::usage("offline nothing is shared or fetched").with_hint("leave out --offline"));
     }

@@ -1,7 +1,7 @@
 //! What happens in a run, as one enum; subscribers print it, record it or stream it.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -121,6 +121,9 @@ pub enum StageOutcome {
         hint: Option<String>,
         /// The end of its log.
         log_tail: Vec<String>,
+        /// What it left, until the next run starts a program.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        folder: Option<PathBuf>,
     },
     /// Something before it failed.
     Skipped {

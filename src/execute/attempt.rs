@@ -70,6 +70,9 @@ pub async fn prepare(
     rows: Option<u64>,
     deadline_unix_s: Option<f64>,
 ) -> Result<Attempt, Failure> {
+    if let Some(error) = &job.missing_secret {
+        return Err(error.clone().into());
+    }
     let mut stop = job.stop.clone();
     tokio::select! {
         biased;

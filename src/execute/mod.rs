@@ -8,6 +8,7 @@ pub mod by_row;
 pub mod launch;
 pub mod log;
 pub mod publish;
+pub mod secrets;
 pub mod stage;
 pub mod supervise;
 mod work;
@@ -37,15 +38,16 @@ use crate::rows::index::RowError;
 use crate::schedule::{self, Pools, Scheduler, State, Step};
 use crate::spec::{Pipeline, Retry, Source, Stage};
 use crate::store::lease::{Claimant, Holder, Lease};
-use crate::store::{Record, RunManifest, StageEntry, Store, StoreError};
+use crate::store::{Record, RowCounts, RunManifest, StageEntry, Store, StoreError};
 use launch::{GRACE, Launcher, Stop};
 use log::Log;
+use secrets::{SecretError, Secrets};
 pub use work::oldest_live;
 
 /// How many lines of a failed stage's log are shown.
 const LOG_TAIL: usize = 20;
-/// A shared store that has not answered for so long is worth a word.
-const UNANSWERED: Duration = Duration::from_secs(5);
+/// How often it is said how far the reading of large inputs has come.
+const READING: Duration = Duration::from_secs(5);
 /// How often a run says that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(20);
 
@@ -185,6 +187,8 @@ pub struct Job {
     pub grants: mpsc::UnboundedReceiver<ResourceGrant>,
     /// Name and value.
     pub secrets: Vec<(String, String)>,
+    /// A secret that it names and that could not be read: no program of it can start.
+    pub missing_secret: Option<SecretError>,
     /// What it prints.
     pub log: Arc<Mutex<Log>>,
     /// Whether to go on.
@@ -357,8 +361,8 @@ pub struct Engine<'a> {
     pub order: Vec<usize>,
     /// Stages to run whatever the store has.
     pub refresh: BTreeSet<usize>,
-    /// Values of secrets by name.
-    pub secrets: BTreeMap<String, String>,
+    /// What stages may see as environment variables and nobody else may see.
+    pub secrets: Secrets,
     /// The most CPU cores to use.
     pub jobs: Option<u32>,
     /// Of the rows of a refreshed by-row stage, do only some again.
@@ -452,9 +456,6 @@ struct Run<'e, 'a> {
     /// Stages whose result was gone, so that they were looked up once more.
     redone: BTreeSet<usize>,
     looked_again: HashMap<usize, u32>,
-    /// Since when lookups wait without any being answered, and whether that was said.
-    asked_since: Option<Instant>,
-    said_so: bool,
     parked: HashMap<usize, Vec<usize>>,
     jobs: JoinSet<JobEnd>,
     messages: mpsc::UnboundedSender<Message>,
@@ -463,6 +464,8 @@ struct Run<'e, 'a> {
     wanted: watch::Sender<bool>,
     kill_at: Option<tokio::time::Instant>,
     manifest: RunManifest,
+    /// Where each stage comes in the order of the pipeline.
+    places: Vec<u32>,
     recorded: bool,
     alive: Option<work::Alive>,
     kept: BTreeSet<String>,
@@ -527,8 +530,6 @@ impl Engine<'_> {
             in_flight: InFlight::default(),
             redone: BTreeSet::new(),
             looked_again: HashMap::new(),
-            asked_since: None,
-            said_so: false,
             parked: HashMap::new(),
             jobs: JoinSet::new(),
             messages,
@@ -537,6 +538,7 @@ impl Engine<'_> {
             wanted: watch::Sender::new(false),
             kill_at: None,
             manifest,
+            places: places(&self.order),
             recorded: false,
             alive: None,
             kept: BTreeSet::new(),
@@ -620,25 +622,13 @@ impl<'e, 'a> Run<'e, 'a> {
     /// What is there already is found at once, and not by the loop. Whoever interrupts meanwhile is heard by the loop next.
     async fn find_hits(&mut self, interrupts: &mut mpsc::UnboundedReceiver<()>) -> Result<(), PlanError> {
         let planner = self.planner.clone();
-        let mut begun = std::pin::pin!(planner.begin());
-        let mut told = false;
-        loop {
-            tokio::select! {
-                biased;
-                Some(()) = interrupts.recv() => {
-                    self.interrupt();
-                    return Ok(());
-                }
-                begun = &mut begun => {
-                    begun?;
-                    break;
-                }
-                () = tokio::time::sleep(UNANSWERED), if !told => {
-                    told = true;
-                    let message = format!("{} does not answer yet", self.engine.store.url());
-                    self.tell(RunEvent::Message { stage: "store".into(), level: "warning".into(), message });
-                }
+        tokio::select! {
+            biased;
+            Some(()) = interrupts.recv() => {
+                self.interrupt();
+                return Ok(());
             }
+            begun = planner.begin() => drop(begun?),
         }
         let is_halted = || !interrupts.is_empty();
         self.found = self.planner.hits(&self.engine.order, &self.engine.selected, &is_halted).await?;
@@ -648,7 +638,7 @@ impl<'e, 'a> Run<'e, 'a> {
     async fn steps(&mut self, interrupts: &mut mpsc::UnboundedReceiver<()>) -> Result<(), PlanError> {
         let mut heartbeat = tokio::time::interval(HEARTBEAT);
         heartbeat.tick().await;
-        let mut patience = tokio::time::interval(UNANSWERED);
+        let mut reading = tokio::time::interval(READING);
         loop {
             while let Some(step) = self.scheduler.next_step() {
                 self.take(step).await?;
@@ -680,10 +670,9 @@ impl<'e, 'a> Run<'e, 'a> {
                 }
                 Some((index, plan)) = self.looks.next() => {
                     self.tell_troubles();
-                    self.asked_since = None;
                     self.judge(index, plan)?;
                 }
-                _ = patience.tick() => self.say_that_it_waits(),
+                _ = reading.tick() => self.say_what_is_read(),
                 _ = heartbeat.tick() => {
                     self.sign_of_life().await;
                     self.tell_troubles();
@@ -727,20 +716,12 @@ impl<'e, 'a> Run<'e, 'a> {
         }
     }
 
-    /// People should know what is waited for: files that are being read, or a store that does not answer.
-    fn say_that_it_waits(&mut self) {
-        let reading = self.planner.reading();
-        for (path, done, total) in &reading {
-            let (done, total) = (schedule::bytes(*done), schedule::bytes(*total));
+    /// People should know what is waited for. A store that does not answer is spoken of by whoever owns its pulse.
+    fn say_what_is_read(&mut self) {
+        for (path, done, total) in self.planner.reading() {
+            let (done, total) = (schedule::bytes(done), schedule::bytes(total));
             let message = format!("reading {} for its digest: {done} of {total}", path.display());
             self.tell(RunEvent::Message { stage: "inputs".into(), level: "info".into(), message });
-        }
-        if self.looks.is_empty() || self.engine.store.far().is_none() || !reading.is_empty() {
-            self.asked_since = None;
-        } else if self.asked_since.get_or_insert_with(Instant::now).elapsed() > UNANSWERED && !self.said_so {
-            self.said_so = true;
-            let message = format!("{} does not answer; it is asked again for a minute", self.engine.store.url());
-            self.tell(RunEvent::Message { stage: "store".into(), level: "warning".into(), message });
         }
     }
 
@@ -870,9 +851,7 @@ impl<'e, 'a> Run<'e, 'a> {
 
     fn start(&mut self, index: usize, grant: ResourceGrant) {
         let stage = self.stage(index);
-        let names = stage.secrets.iter();
-        let secrets: Vec<(String, String)> =
-            names.filter_map(|name| Some((name.clone(), self.engine.secrets.get(name)?.clone()))).collect();
+        let secrets = self.engine.secrets.of(stage);
         let values: Vec<String> = secrets.iter().map(|(_, value)| value.clone()).collect();
         let log_file = live_log(&self.context.folders, &self.context.run, &stage.name);
         let active = self.active.get_mut(&index).expect("a started stage is active");
@@ -894,6 +873,7 @@ impl<'e, 'a> Run<'e, 'a> {
             grant: Some(grant),
             grants,
             secrets,
+            missing_secret: self.engine.secrets.missing(stage).cloned(),
             log,
             stop: self.stop.subscribe(),
             wanted: self.wanted.subscribe(),
@@ -949,6 +929,7 @@ impl<'e, 'a> Run<'e, 'a> {
                 let (ids, attempts) = (active.ids(), active.attempt);
                 self.keep_log(index, true).await;
                 self.enter(index, Some(ids), "done", None);
+                self.enter_work(index, duration_s, record.rows);
                 self.report.executed.push(stage.name.clone());
                 for attempt in 1..attempts {
                     let _ = std::fs::remove_dir_all(attempt_folder(&self.context, stage, attempt));
@@ -1087,10 +1068,9 @@ impl<'e, 'a> Run<'e, 'a> {
         let active = self.active.remove(&index);
         let ids = active.as_ref().map(Active::ids);
         let duration_s = active.as_ref().map_or(0.0, |active| active.started.elapsed().as_secs_f64());
-        if let Some(active) = &active
-            && !failure.cancelled
-        {
-            let folder = attempt_folder(&self.context, stage, active.attempt);
+        let attempted = active.as_ref().filter(|active| !failure.cancelled && active.attempt > 0);
+        let folder = attempted.map(|active| attempt_folder(&self.context, stage, active.attempt));
+        if let Some(folder) = &folder {
             self.kept.extend(folder.file_name().map(|name| name.to_string_lossy().into_owned()));
         }
         let log = active.and_then(|active| active.log);
@@ -1100,10 +1080,12 @@ impl<'e, 'a> Run<'e, 'a> {
             StageOutcome::Cancelled
         } else {
             self.enter(index, ids, "failed", Some(failure.message.clone()));
+            self.enter_work(index, duration_s, None);
             StageOutcome::Failed {
                 message: failure.message.clone(),
                 hint: failure.hint.clone(),
                 log_tail: log_tail.unwrap_or_default(),
+                folder: folder.filter(|folder| folder.is_dir()),
             }
         };
         self.tell(RunEvent::StageFinished { stage: stage.name.clone(), outcome, duration_s, rows: None });
@@ -1156,8 +1138,16 @@ impl<'e, 'a> Run<'e, 'a> {
 
     fn enter(&mut self, index: usize, ids: Option<Ids>, outcome: &str, message: Option<String>) {
         let (key, base) = (ids.map(|(key, _)| key), ids.and_then(|(_, base)| base));
-        let entry = StageEntry { key, base, outcome: outcome.into(), message };
+        let place = Some(self.places[index]);
+        let entry = StageEntry { key, base, outcome: outcome.into(), message, place, ..StageEntry::default() };
         self.manifest.stages.insert(self.stage(index).name.clone(), entry);
+    }
+
+    /// How long a stage that was just entered took, and how it came by its rows.
+    fn enter_work(&mut self, index: usize, duration_s: f64, rows: Option<RowCounts>) {
+        if let Some(entry) = self.manifest.stages.get_mut(&self.stage(index).name) {
+            (entry.duration_s, entry.rows) = (Some((duration_s * 1e3).round() / 1e3), rows);
+        }
     }
 
     /// Before the first program: the manifest is in the store before anything else is written (gc reads it), and this
@@ -1262,6 +1252,13 @@ impl Active {
     fn new(resolved: Resolved, reasons: Vec<MissReason>, generation: u32) -> Self {
         Self { resolved, reasons, generation, attempt: 0, started: Instant::now(), widen: None, log: None }
     }
+}
+
+/// The place of each stage in an order.
+fn places(order: &[usize]) -> Vec<u32> {
+    let mut places = vec![0; order.len()];
+    (0u32..).zip(order).for_each(|(place, index)| places[*index] = place);
+    places
 }
 
 fn backoff(retry: &Retry, attempt: u32) -> Duration {

@@ -529,13 +529,22 @@ impl<'a> Planner<'a> {
 
     /// Why there is no record: what changed since the stage's last one.
     async fn explain(&self, stage: &Stage, resolved: &Resolved) -> Result<Vec<MissReason>, PlanError> {
-        // Of a shared store, one's own runs tell more than those of others, and are near.
-        let nearby = self.store.nearby();
+        let (history, producers) = (self.history().await?, self.producers(stage));
+        Ok(history.explain(&self.store.nearby(), stage, resolved, &producers).await?)
+    }
+
+    /// Of a shared store, one's own runs tell more than those of others, and are local.
+    async fn history(&self) -> Result<&History, PlanError> {
         let history = self.history.get_or_try_init(|| async {
             let hint = self.hint.get().cloned().unwrap_or_default();
-            History::load(&nearby, &self.pipeline.name).await.map(|history| history.or_hint(hint))
+            History::load(&self.store.nearby(), &self.pipeline.name).await.map(|history| history.or_hint(hint))
         });
-        history.await?.explain(&nearby, stage, resolved, &self.producers(stage)).await.map_err(PlanError::from)
+        history.await.map_err(PlanError::from)
+    }
+
+    /// Whether a recent run of the pipeline found or made a result of a stage, whatever its key was.
+    pub async fn has_result(&self, stage: &Stage) -> Result<bool, PlanError> {
+        Ok(self.history().await?.results(&stage.name).next().is_some())
     }
 
     /// What feeds each port, in words.

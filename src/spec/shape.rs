@@ -9,7 +9,7 @@ use cuda_agent_protocol::ColumnType;
 use cuda_agent_protocol::manifest::bytes;
 use serde_json::{Map, Value};
 
-use super::document::{Broken, Document, Place};
+use super::document::{Broken, Document, Place, Step};
 use super::error::{Problem, did_you_mean, list};
 use super::tree::{Content, Entries, Entry, Node};
 
@@ -562,7 +562,7 @@ impl Reader {
     fn wrong(&mut self, shape: &Shape, node: &Node, place: &Place, hint: Option<String>) -> Option<Value> {
         let message = format!("{} must be {}, not {}", subject(place), shape.expected(), node.describe());
         self.broken.add(place.clone());
-        let hint = hint.or_else(|| correction(shape, node.target()));
+        let hint = hint.or_else(|| correction(shape, node.target(), place));
         self.problems.push(Problem::new(place.clone(), message).maybe_hint(hint));
         None
     }
@@ -602,15 +602,31 @@ fn scalar_of(shape: &Shape, text: &str, value: Option<&Value>) -> Result<Value, 
 }
 
 /// The same thing as it should have been written, where that is plain.
-fn correction(shape: &Shape, node: &Node) -> Option<String> {
+fn correction(shape: &Shape, node: &Node, place: &Place) -> Option<String> {
     let Content::Scalar(scalar) = &node.content else { return None };
     match shape {
         _ if node.is_null() => None,
+        Shape::List(_) if matches!(place.steps.as_slice(), [.., Step::Key(key)] if key == "run") => {
+            Some(command_hint(&scalar.text))
+        }
         Shape::List(_) => Some(format!("write `[{}]`", scalar.text)),
         Shape::Either([Shape::Text, Shape::List(Shape::Written)]) => {
             Some(format!("put it in quotes: \"{}\"", scalar.text))
         }
         _ => None,
+    }
+}
+
+/// A kind's command is a list of words, and no shell reads it.
+fn command_hint(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=+@%".contains(c);
+    let words: Vec<&str> = text.split_whitespace().collect();
+    match words.iter().all(|word| word.chars().all(is_plain)) {
+        true => format!("write it as words: `run: [{}]`", words.join(", ")),
+        false => format!(
+            "write it as words, such as `run: [python, main.py]`; for a shell, `run: [sh, -c, {}]`",
+            serde_json::Value::from(text)
+        ),
     }
 }
 
@@ -637,7 +653,6 @@ fn column_hint(text: &str) -> Option<String> {
 
 /// What stands at a place: `` `timeout` ``, or "item 2 of `tags`".
 pub(crate) fn subject(place: &Place) -> String {
-    use super::document::Step;
     match place.steps.as_slice() {
         [.., Step::Key(key)] => format!("`{key}`"),
         [.., Step::Key(key), Step::Index(index)] => format!("item {} of `{key}`", index + 1),

@@ -40,7 +40,7 @@ struct State {
     /// Keys that were looked for in vain; for a run, that stays so until it looks again.
     absent: HashSet<Digest>,
     /// Keys whose record is near only, and why.
-    unshared: BTreeMap<Digest, String>,
+    unshared: BTreeMap<Digest, StoreError>,
     /// Keys whose near record is to replace the far one.
     pending: BTreeSet<Digest>,
     /// Keys whose record was found far by this process.
@@ -276,7 +276,7 @@ impl Far {
         if state.unshared.is_empty() {
             state.troubles.push(format!("results stay on this machine for now: {error}"));
         }
-        state.unshared.insert(*key, error.to_string());
+        state.unshared.insert(*key, error.clone());
     }
 
     /// Notes that a result is shared.
@@ -287,7 +287,7 @@ impl Far {
     }
 
     /// Keys whose record is near only, and why.
-    pub fn unshared(&self) -> BTreeMap<Digest, String> {
+    pub fn unshared(&self) -> BTreeMap<Digest, StoreError> {
         self.state().unshared.clone()
     }
 

@@ -319,7 +319,9 @@ fn retained<'r>(runs: &'r [Run], policy: &Policy, now: f64) -> HashSet<&'r str> 
         retained.extend(runs.iter().take(policy.keep_last).map(|(run, _)| run.id.as_str()));
         retained.extend(runs.iter().find(|(_, manifest)| manifest.done).map(|(run, _)| run.id.as_str()));
     }
-    let is_young = |run: &Run| policy.older_than.is_some_and(|age| now - run.modified <= age.as_secs_f64());
+    // An age of nothing keeps nothing, not even what was written just now by a clock of whole seconds.
+    let least = policy.older_than.filter(|age| !age.is_zero());
+    let is_young = |run: &Run| least.is_some_and(|age| now - run.modified <= age.as_secs_f64());
     retained.extend(readable.filter(|(run, _)| is_young(run) || run.is_live(now)).map(|(run, _)| run.id.as_str()));
     retained
 }
@@ -446,6 +448,8 @@ pub struct Garbage {
     pub going: BTreeMap<Class, Sum>,
     /// What stays.
     pub staying: BTreeMap<Class, Sum>,
+    /// Of what stays, what would go if it were older than the grace period.
+    pub young: Sum,
     /// Runs that go.
     pub runs: Vec<String>,
     /// Runs that go on.
@@ -703,6 +707,18 @@ impl<'t> Collector<'t> {
         Ok(world.garbage(&reached, &records, named))
     }
 
+    /// The same, with what only its age keeps.
+    async fn mark_with_young(mut self) -> Result<Garbage, StoreError> {
+        let mut garbage = self.mark().await?;
+        if !self.world.policy.now_alone {
+            self.world.policy.now_alone = true;
+            let (all, now) = (self.mark().await?.total(), garbage.total());
+            garbage.young =
+                Sum { objects: all.objects.saturating_sub(now.objects), bytes: all.bytes.saturating_sub(now.bytes) };
+        }
+        Ok(garbage)
+    }
+
     /// Looks at the roots once more: a run may have begun to use what was garbage a moment ago.
     async fn look_again(&mut self) -> Result<Garbage, StoreError> {
         self.world.roots = Roots::read(self.tier, &self.world.roots).await?;
@@ -901,7 +917,7 @@ pub async fn plan(tier: &Tier, policy: &Policy) -> Result<Plan, StoreError> {
     // Who may only read gets an answer by their own clock: nothing is deleted by it.
     let now = clock(tier).await.unwrap_or_else(|_| crate::now());
     let lists = Lists::find(tier, policy.grace, now).await?;
-    let garbage = Collector::survey(tier, policy, now, None).await?.mark().await?;
+    let garbage = Collector::survey(tier, policy, now, None).await?.mark_with_young().await?;
     Ok(Plan { garbage, wait: if lists.ripe.is_empty() { lists.wait } else { Some(Duration::ZERO) } })
 }
 
@@ -944,7 +960,7 @@ pub async fn sweep(tier: &Tier, policy: &Policy) -> Result<Swept, StoreError> {
     if let Some(wait) = lists.wait {
         return Ok(Swept::Waiting(wait));
     }
-    let garbage = Collector::survey(tier, policy, now, None).await?.mark().await?;
+    let garbage = Collector::survey(tier, policy, now, None).await?.mark_with_young().await?;
     if garbage.is_empty() {
         return Ok(Swept::Nothing(garbage));
     }

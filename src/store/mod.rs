@@ -647,6 +647,14 @@ impl Store {
         }
     }
 
+    /// Removes what this machine kept of runs that gc deleted from the shared store.
+    pub async fn forget_runs(&self, runs: &[String]) -> Result<(), StoreError> {
+        if self.far.is_some() {
+            self.near.delete_all(runs.iter().map(|run| format!("{LAYOUT}/runs/{run}")).collect()).await?;
+        }
+        Ok(())
+    }
+
     /// Run ids, newest first: ids start with the time.
     pub async fn runs(&self) -> Result<Vec<String>, StoreError> {
         let folder = format!("{LAYOUT}/runs");

@@ -136,8 +136,17 @@ pub struct RunManifest {
 }
 
 /// A stage in a run's manifest.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StageEntry {
+    /// Its place among the stages of the pipeline, producers before consumers; absent in older manifests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<u32>,
+    /// Seconds that it took, attempts and waiting for another try included; absent where it was not executed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duration_s: Option<f64>,
+    /// Of a by-row stage that was executed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<RowCounts>,
     /// Absent where it never became known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<Digest>,
@@ -149,6 +158,15 @@ pub struct StageEntry {
     /// Why it failed, or what was set aside to accept it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+}
+
+impl RunManifest {
+    /// Its stages, producers before consumers where that is known, else by name.
+    pub fn in_order(&self) -> Vec<(&String, &StageEntry)> {
+        let mut stages: Vec<_> = self.stages.iter().collect();
+        stages.sort_by_key(|(_, entry)| entry.place);
+        stages
+    }
 }
 
 /// Whether a stage that ended like this has a result under its key.

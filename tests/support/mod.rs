@@ -15,6 +15,7 @@ use cuda_agent::Folders;
 use cuda_agent::catalog::{Catalog, ProgramFiles};
 use cuda_agent::event::{RunEvent, Subscriber};
 use cuda_agent::execute::launch::{Channels, Exit, Launch, Launcher};
+use cuda_agent::execute::secrets::Secrets;
 use cuda_agent::execute::{Engine, Report};
 use cuda_agent::host::Host;
 use cuda_agent::key::ProgramIdentity;
@@ -154,7 +155,7 @@ pub struct Lab {
     pub catalog: Catalog,
     pub launcher: FakeLauncher,
     pub host: Host,
-    pub secrets: BTreeMap<String, String>,
+    pub secrets: Secrets,
     pub refresh: Vec<String>,
     pub events: Vec<RunEvent>,
 }
@@ -206,7 +207,7 @@ impl Lab {
             catalog: Catalog::default(),
             launcher,
             host: Host::fake(4, "a made-up CPU"),
-            secrets: BTreeMap::new(),
+            secrets: Secrets::default(),
             refresh: Vec::new(),
             events: Vec::new(),
         };
@@ -412,7 +413,7 @@ done
     }
 }
 
-/// Replaces run ids, digests and durations.
+/// Replaces run ids, digests, durations, dates and times.
 pub fn stable(text: &str) -> String {
     let mut out = String::new();
     for (number, line) in text.lines().enumerate() {
@@ -425,16 +426,37 @@ pub fn stable(text: &str) -> String {
     out
 }
 
+fn is_run_id(text: &str) -> bool {
+    text.len() == 27 && text.as_bytes()[8] == b'T' && text.as_bytes()[20] == b'-'
+}
+
 fn stable_word(word: &str) -> String {
+    // A path may have a run's id in it.
+    if word.contains('/') {
+        let part = |part: &str| if is_run_id(part) { "[run]".to_owned() } else { part.to_owned() };
+        return word.split('/').map(part).collect::<Vec<_>>().join("/");
+    }
+    stable_part(word)
+}
+
+fn stable_part(word: &str) -> String {
     let core = word.trim_end_matches([':', ',', ')']);
     let rest = &word[core.len()..];
     let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let core_is_run = core.len() == 27 && core.as_bytes()[8] == b'T' && core.as_bytes()[20] == b'-';
-    if core_is_run {
+    if is_run_id(core) {
         return format!("[run]{rest}");
     }
     if (core.len() == 64 || core.len() == 12) && is_hex(core) {
         return format!("[digest]{rest}");
+    }
+    let is_shaped = |shape: &str| {
+        core.len() == shape.len()
+            && core.bytes().zip(shape.bytes()).all(|(a, b)| if b == b'0' { a.is_ascii_digit() } else { a == b })
+    };
+    for (shape, shown) in [("0000-00-00", "[date]"), ("00:00", "[time]")] {
+        if is_shaped(shape) {
+            return format!("{shown}{rest}");
+        }
     }
     if core.parse::<f64>().is_ok() && core.contains('.') {
         return format!("[number]{rest}");

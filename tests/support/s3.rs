@@ -16,6 +16,8 @@ use super::service::{Service, program, request, wait};
 
 const ACCESS_KEY: &str = "testaccesskey";
 const SECRET_KEY: &str = "testsecretkey";
+/// Who may only read and list.
+const READER: (&str, &str) = ("readeraccesskey", "readersecretkey");
 
 /// A server with buckets.
 pub struct S3Server {
@@ -87,7 +89,11 @@ fn weed(folder: &Path, ports: &[u16]) -> Command {
         "credentials": [{ "accessKey": ACCESS_KEY, "secretKey": SECRET_KEY }],
     });
     let config = folder.join("s3.json");
-    std::fs::write(&config, serde_json::json!({ "identities": [identity] }).to_string()).unwrap();
+    let reader = serde_json::json!({
+        "name": "reader", "actions": ["Read", "List"],
+        "credentials": [{ "accessKey": READER.0, "secretKey": READER.1 }],
+    });
+    std::fs::write(&config, serde_json::json!({ "identities": [identity, reader] }).to_string()).unwrap();
     let data = folder.join("data");
     std::fs::create_dir(&data).unwrap();
     let mut command = Command::new(program("weed"));
@@ -138,6 +144,19 @@ impl Bucket {
     pub fn at(&self, endpoint: &str) -> Self {
         let moved = |(name, value): &(String, String)| (name.clone(), value.replace(&self.endpoint, endpoint));
         Self { endpoint: endpoint.to_owned(), env: self.env.iter().map(moved).collect(), ..self.clone() }
+    }
+
+    /// The same bucket for somebody who may only read it.
+    pub fn for_reader(&self) -> Self {
+        let reading = |(name, value): &(String, String)| {
+            let value = match name.as_str() {
+                "AWS_ACCESS_KEY_ID" => READER.0,
+                "AWS_SECRET_ACCESS_KEY" => READER.1,
+                _ => value,
+            };
+            (name.clone(), value.to_owned())
+        };
+        Self { env: self.env.iter().map(reading).collect(), ..self.clone() }
     }
 
     pub fn store(&self) -> Arc<dyn ObjectStore> {

@@ -7,6 +7,7 @@ mod address;
 mod patience;
 mod process;
 mod profile;
+pub mod pulse;
 
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
@@ -26,9 +27,10 @@ use address::{Address, Scheme};
 use patience::Unanswered;
 use process::CredentialProcess;
 use profile::{Credentials, Profile};
+use pulse::Pulse;
 
 /// How a remote store is reached, beyond its URL.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default)]
 pub struct RemoteOptions {
     /// The server, where it isn't the cloud's own; goes before what the environment and profiles say.
     pub endpoint: Option<String>,
@@ -36,6 +38,8 @@ pub struct RemoteOptions {
     pub region: Option<String>,
     /// Whether a server may be used that cannot create an object only where there is none.
     pub single_writer: bool,
+    /// Told whether the server answers.
+    pub pulse: Arc<Pulse>,
 }
 
 /// By hand, since an endpoint may have been written with a password in it.
@@ -96,6 +100,20 @@ impl std::error::Error for RemoteError {}
 /// Whether a URL names a store that this module opens.
 pub fn is_remote(url: &str) -> bool {
     url.split_once("://").is_some_and(|(scheme, _)| Scheme::named(scheme).is_some())
+}
+
+/// Whose credentials the environment names: names and numbers of accounts, never a secret.
+pub fn who() -> String {
+    const NAMES: [&str; 7] = [
+        "AWS_ACCESS_KEY_ID",
+        "AWS_PROFILE",
+        "AWS_ROLE_ARN",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "SERVICE_ACCOUNT",
+        "AZURE_STORAGE_ACCOUNT_NAME",
+        "AZURE_CLIENT_ID",
+    ];
+    NAMES.map(|name| std::env::var(name).unwrap_or_default()).join("\n")
 }
 
 /// The URL of a remote store as [`open`] shows it, for those who don't open it. What [`open`] refuses is refused.
@@ -200,7 +218,7 @@ fn s3(address: &Address, options: &RemoteOptions, here: &Surroundings) -> Result
     let builder = AmazonS3Builder::new().with_client_options(client).with_retry(patience::retry());
     // Payloads stay signed: the server then checks what it got, on every server and without a word more of protocol. The
     // SHA-256 takes half a second for a gigabyte, less than a network does; AWS_UNSIGNED_PAYLOAD=true leaves it out.
-    let builder = builder.with_http_connector(patience::Connector::default());
+    let builder = builder.with_http_connector(patience::Connector::new(&options.pulse));
     let mut builder = here.settings("AWS_").fold(builder, |builder, (key, value)| builder.with_config(key, value));
     if let Some(endpoint) = endpoint {
         // The key for S3 alone wins over the one for all services, whatever the environment said. Path style is the
@@ -279,7 +297,7 @@ fn google(
 ) -> Result<GoogleCloudStorageBuilder, RemoteError> {
     let (endpoint, client) = server(options, &["GOOGLE_BASE_URL"], here, None)?;
     let builder = GoogleCloudStorageBuilder::new().with_client_options(client);
-    let builder = builder.with_retry(patience::retry()).with_http_connector(patience::Connector::default());
+    let builder = builder.with_retry(patience::retry()).with_http_connector(patience::Connector::new(&options.pulse));
     let mut builder = here.settings("GOOGLE_").fold(builder, |builder, (key, value)| builder.with_config(key, value));
     if let Some(file) = here.variable("SERVICE_ACCOUNT") {
         builder = builder.with_service_account_path(file);
@@ -311,7 +329,7 @@ fn azure(
 ) -> Result<MicrosoftAzureBuilder, RemoteError> {
     let (endpoint, client) = server(options, &["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"], here, None)?;
     let builder = MicrosoftAzureBuilder::new().with_client_options(client);
-    let builder = builder.with_retry(patience::retry()).with_http_connector(patience::Connector::default());
+    let builder = builder.with_retry(patience::retry()).with_http_connector(patience::Connector::new(&options.pulse));
     // What the Azure command line calls the account, unless the longer name is set too.
     let account = here.variable("AZURE_STORAGE_ACCOUNT");
     let builder = account.into_iter().fold(builder, |builder, account| builder.with_account(account));

@@ -6,7 +6,7 @@
 
 use std::error::Error;
 use std::fmt;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
@@ -15,6 +15,8 @@ use object_store::client::{
 };
 use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 
+use super::pulse::{self, Pulse};
+
 /// How long a server may be silent that has never answered: two attempts to connect.
 const STRANGER: Duration = Duration::from_secs(10);
 /// How long one may be silent, or answer 5xx, that has answered before: a rolling restart, a throttled bucket.
@@ -22,7 +24,7 @@ const RIDE_OUT: Duration = Duration::from_secs(60);
 /// A connection on which nothing moves for this long is dead.
 const STALL: Duration = Duration::from_secs(30);
 /// Bodies from this size on are given time by their size.
-const LARGE_BODY: usize = 256 * 1024;
+const LARGE_BODY: usize = pulse::SMALL;
 /// The slowest that an upload may be, in bytes a second: many share one line.
 const SLOWEST: u64 = 16 * 1024;
 
@@ -52,11 +54,14 @@ pub(super) fn retry() -> RetryConfig {
 pub(super) struct Connector {
     /// How long a server may be silent that has never answered.
     pub stranger: Duration,
+    /// What others may know of the server.
+    pub pulse: Arc<Pulse>,
 }
 
-impl Default for Connector {
-    fn default() -> Self {
-        Self { stranger: STRANGER }
+impl Connector {
+    /// One that tells a pulse whether the server answers.
+    pub fn new(pulse: &Arc<Pulse>) -> Self {
+        Self { stranger: STRANGER, pulse: pulse.clone() }
     }
 }
 
@@ -69,6 +74,7 @@ impl HttpConnector for Connector {
             upload_options: options.clone().with_read_timeout_disabled(),
             uploads: OnceLock::new(),
             stranger: self.stranger,
+            pulse: self.pulse.clone(),
             server: Mutex::default(),
         }))
     }
@@ -82,6 +88,7 @@ struct Watched {
     /// Made when it is needed: a client takes milliseconds to make, and most commands upload nothing.
     uploads: OnceLock<HttpClient>,
     stranger: Duration,
+    pulse: Arc<Pulse>,
     server: Mutex<Server>,
 }
 
@@ -136,11 +143,15 @@ impl Watched {
         let server =
             format!("{}://{}", uri.scheme_str().unwrap_or("http"), uri.authority().map_or("", |host| host.as_str()));
         let started = Instant::now();
+        let _on_its_way = (request.body().content_length() < pulse::SMALL).then(|| self.pulse.begin(&request));
         let outcome = self.attempt(request).await;
         let mut state = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         let given_up =
             |state: &mut Server, source: HttpError| match state.gave_up(started, Instant::now(), self.stranger) {
-                Some(silent) => Err(HttpError::new(HttpErrorKind::Unknown, Unanswered { server, silent, source })),
+                Some(silent) => {
+                    self.pulse.give_up();
+                    Err(HttpError::new(HttpErrorKind::Unknown, Unanswered { server, silent, source }))
+                }
                 None => Ok(source),
             };
         match outcome {
@@ -152,6 +163,7 @@ impl Watched {
             }
             Ok(response) => {
                 state.answered();
+                self.pulse.answer();
                 Ok(response)
             }
             // Also where every connection is accepted and then reset, as by a balancer with nobody behind it.

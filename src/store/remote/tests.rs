@@ -235,7 +235,7 @@ fn what_is_opened_does_not_show_credentials() {
 async fn a_server_that_is_not_there_is_given_up_soon() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let options = RemoteOptions { endpoint: Some(format!("http://127.0.0.1:{port}")), ..RemoteOptions::default() };
-    let connector = patience::Connector { stranger: Duration::from_millis(500) };
+    let connector = patience::Connector { stranger: Duration::from_millis(500), pulse: Default::default() };
     let store = s3_of(&options, &here(&KEYS)).unwrap().with_http_connector(connector).build().unwrap();
     let started = Instant::now();
     let error = store.head(&Path::from("v1/x")).await.unwrap_err();
