@@ -33,7 +33,7 @@ install = $(VENV_PYTHON) -m uv pip install --quiet --python $(VENV_PYTHON) --req
 # Stray bytecode beside the stages' sources would make cargo look at them again.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help quickstart test test-rust test-python chaos rows bench bench-store bench-evaluator bench-dataset test-gpu venv venv-dev azurite build tools python-tools relock relock-python
+.PHONY: help quickstart test test-rust test-python chaos rows mutants bench bench-store bench-evaluator bench-dataset test-gpu venv venv-dev azurite build tools python-tools relock relock-python
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -67,6 +67,20 @@ rows: venv-dev tools ## By-row execution at length: is each row done once? (`MOD
 		CUDA_AGENT_ROW_SHARING=$(or $(TIMES),20) \
 		cargo test --package cuda-agent --test integration --locked --quiet -- --nocapture --test-threads=1 \
 		rows_model:: row_sharing::each_row_is_done_once_at_length
+
+# Hours on two cores. The quick tests see each mutant first, and what they miss is tried on the slower ones: the report is
+# in build/mutants/mutants.out. An exit status of 2 or 3 only says that some were missed or timed out.
+MUTANTS_QUICK := --lib
+MUTANTS_SLOW := --test integration -- engine:: by_row:: rows_model:: stores:: kills::
+mutate = CARGO_PROFILE_DEV_DEBUG=none CARGO_PROFILE_TEST_DEBUG=none PROPTEST_CASES=32 INSTA_UPDATE=no nice -n 10 \
+	cargo mutants --package cuda-agent --output build/mutants $(MUTANTS)
+mutants: venv-dev tools ## Which mistakes no test would notice, in keys, plans, rows and leases (`MUTANTS="--file src/key/mod.rs"`)
+	@command -v cargo-mutants >/dev/null || { \
+		echo "missing: cargo-mutants (cargo install cargo-mutants --locked)" >&2; exit 1; }
+	@mkdir -p build
+	$(mutate) -- $(MUTANTS_QUICK) || [ $$? = 2 ] || [ $$? = 3 ]
+	$(mutate) --iterate -- $(MUTANTS_SLOW) || [ $$? = 2 ] || [ $$? = 3 ]
+	@echo "Missed by all tests:"; cat build/mutants/mutants.out/missed.txt
 
 bench: build ## Compare with ninja, DVC and Snakemake; `BENCH="--quick"` leaves out the slow peers
 	python3 bench/run.py --binary $(RELEASE) $(BENCH)

@@ -317,3 +317,37 @@ fn a_command_of_a_kind_is_words() {
     }
     insta::assert_snapshot!("kind_command", told);
 }
+
+/// Wrong on purpose, as somebody in a hurry would have it.
+#[test]
+fn ordinary_mistakes_are_told_what_to_do() {
+    let sandbox = two_pipelines();
+    sandbox.good(&["run", "one.yaml"]);
+    sandbox.good(&["tag", "mid.o", "text@v1"]);
+    sandbox.write("folder.yaml/x", "").write("kinds/x", "");
+    std::fs::write(sandbox.path("binary.yaml"), [0x80, 0xff, 0x00]).unwrap();
+    let mut all: Vec<String> = [
+        &["run", "."][..],
+        &["run", "pipelines/one"],
+        &["plan", "folder.yaml"],
+        &["plan", "binary.yaml"],
+        &["graph", "alpha"],
+        &["export", "mid", "one.yaml"],
+        &["export", "text@v2", "out"],
+        &["show", "other@main"],
+        &["runs", "-n", "0"],
+        &["plan", "--store", "s3:/bucket/folder"],
+        &["run", "--store", "s3:/bucket/folder"],
+        &["run", "--store", "S3://bucket/folder"],
+        &["run", "--store", ""],
+    ]
+    .iter()
+    .map(|arguments| said(&sandbox, arguments))
+    .collect();
+    for settings in ["stages: [nowhere]", "pipeline: missing.yaml"] {
+        sandbox.write("cuda-agent.yaml", settings);
+        all.push(format!("# {settings}\n{}", said(&sandbox, &["plan"])));
+    }
+    insta::assert_snapshot!("ordinary_mistakes", all.join("\n"));
+    assert!(!sandbox.path("s3:").exists(), "no folder of that name is made");
+}

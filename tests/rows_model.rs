@@ -308,7 +308,7 @@ impl Place {
             host: &host,
             folders: Folders::below(&self.machine(plan)).unwrap(),
             launcher: Arc::new(Programs { world: self.world.clone(), engine }),
-            secrets: BTreeMap::new(),
+            secrets: Default::default(),
             jobs: None,
             sample: None,
         };

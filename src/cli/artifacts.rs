@@ -60,8 +60,7 @@ pub fn split_tag(text: &str) -> Option<(&str, &str)> {
 /// Finds `STAGE`, `STAGE.output` or `NAME@TAG` in the store.
 pub async fn find(project: &Project, store: &Store, what: &str) -> Result<Found, CliError> {
     if let Some((name, tag)) = split_tag(what) {
-        let missing = || CliError::usage(format!("nothing is tagged {what} in {}", store.url()));
-        let target = store.tag(name, tag).await?.ok_or_else(missing)?;
+        let Some(target) = store.tag(name, tag).await? else { return Err(no_tag(store, what).await) };
         return outputs_of(store, &target.key, Some(&target.output), what).await;
     }
     // Names of cells may have dots in their brackets.
@@ -81,6 +80,21 @@ pub async fn find(project: &Project, store: &Store, what: &str) -> Result<Found,
     match newest_key(store, name, stage).await? {
         Some(key) => outputs_of(store, &key, output, what).await,
         None => Err(not_made(pipeline.as_ref(), stage)),
+    }
+}
+
+/// Why there is nothing of a tag, with what is tagged instead.
+async fn no_tag(store: &Store, what: &str) -> CliError {
+    const SHOWN: usize = 8;
+    let error = CliError::usage(format!("nothing is tagged {what} in {}", store.url()));
+    let tags = store.tags().await.unwrap_or_default();
+    match crate::spec::suggest(what, tags.iter().map(String::as_str)) {
+        Some(near) => error.with_hint(format!("did you mean `{near}`?")),
+        None if tags.is_empty() => error.with_hint(format!("`cuda-agent tag STAGE.output {what}` tags an output")),
+        None => {
+            let more = if tags.len() > SHOWN { ", …" } else { "" };
+            error.with_hint(format!("what is tagged: {}{more}", tags[..tags.len().min(SHOWN)].join(", ")))
+        }
     }
 }
 
@@ -157,7 +171,10 @@ pub async fn export(project: &Project, options: ExportOptions) -> Result<Exit, C
     let store = project.existing_store()?;
     let found = find(project, &store, &options.what).await?;
     let folder = &options.folder;
-    let taken = std::fs::read_dir(folder).is_ok_and(|mut items| items.next().is_some()) || folder.is_file();
+    if folder.is_file() {
+        return Err(CliError::usage(format!("{} is a file", folder.display())).with_hint("name a folder to make"));
+    }
+    let taken = std::fs::read_dir(folder).is_ok_and(|mut items| items.next().is_some());
     if taken && !options.force {
         return Err(CliError::usage(format!("{} is not empty", folder.display()))
             .with_hint("name another folder, or use --force to write into it"));

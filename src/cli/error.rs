@@ -123,7 +123,12 @@ impl From<RemoteError> for CliError {
 
 impl From<SelectError> for CliError {
     fn from(error: SelectError) -> Self {
-        Self::usage(error.to_string())
+        let is_path = error.pattern.contains('/') || std::path::Path::new(&error.pattern).exists();
+        let told = Self::usage(error.to_string());
+        match is_path {
+            true => told.with_hint("if this is to name a pipeline file: its name ends in .yaml or .yml"),
+            false => told,
+        }
     }
 }
 

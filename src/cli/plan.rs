@@ -359,8 +359,12 @@ fn source_name(pipeline: &Pipeline, source: &crate::spec::Source) -> String {
 
 /// Draws the pipeline.
 pub fn graph(project: &Project, options: GraphOptions) -> Result<Exit, CliError> {
-    let (file, _) = project.targets(&options.targets)?;
+    let (file, stages) = project.targets(&options.targets)?;
     let pipeline = project.pipeline(&file)?;
+    if let Some(word) = stages.first() {
+        return Err(CliError::usage(format!("`{word}` is not a pipeline file"))
+            .with_hint("`graph` draws a whole pipeline; a pipeline file ends in .yaml or .yml"));
+    }
     let graph = Graph::new(&pipeline);
     if project.common.json {
         let wires = (0..pipeline.stages.len()).flat_map(|stage| {

@@ -55,7 +55,12 @@ impl Project {
         let mut catalog = Catalog::default();
         (builtins.add)(&mut catalog)?;
         for stages in &settings.stages {
-            catalog.add_folder(&folder.join(stages))?;
+            let path = folder.join(stages);
+            if !path.is_dir() {
+                return Err(CliError::usage(format!("{}: there is no such folder", path.display()))
+                    .with_hint("`stages:` of cuda-agent.yaml names it; paths there start at the folder of that file"));
+            }
+            catalog.add_folder(&path)?;
         }
         let waiting = Waiting::default();
         Ok(Self { common: common.clone(), folders, catalog, waiting, root, settings, folder })
@@ -186,8 +191,10 @@ impl Project {
         if let Some(url) = self.store_url() {
             return match store_folder(url) {
                 None if remote::is_remote(url) => self.two_tiers(url),
-                Some(folder) if !folder.exists() => Err(CliError::environment(format!("there is no store at {url}"))
-                    .with_hint("check the address; `cuda-agent run` makes a store where there is none")),
+                Some(folder) if !folder.exists() && !Store::is_mistyped(url) => {
+                    Err(CliError::environment(format!("there is no store at {url}"))
+                        .with_hint("check the address; `cuda-agent run` makes a store where there is none"))
+                }
                 _ => Ok(Store::open(url)?),
             };
         }
@@ -241,7 +248,12 @@ impl Project {
             return Ok(file);
         }
         if let Some(file) = &self.settings.pipeline {
-            return Ok(self.folder.join(file));
+            let file = self.folder.join(file);
+            return match file.exists() {
+                true => Ok(file),
+                false => Err(CliError::usage(format!("{}: there is no such file", file.display()))
+                    .with_hint("`pipeline:` of cuda-agent.yaml names it; its path starts at the folder of that file")),
+            };
         }
         let last = std::fs::read_to_string(self.last_file()).ok().map(PathBuf::from);
         last.filter(|file| file.is_file()).ok_or_else(|| {
@@ -308,7 +320,7 @@ pub fn after_mending(error: &StoreError, then: &str) -> String {
 fn not_writable(error: StoreError) -> CliError {
     let hint = error.hint.clone().unwrap_or_default();
     let hint = format!(
-        "{hint}; to read from it and keep results on this machine, use --read-only, or --offline for no store at all"
+        "{hint}; `run --read-only` reads from it and keeps results on this machine, `run --offline` uses no shared store"
     );
     CliError::environment(format!("{} cannot be written to: {}", error.url, error.message))
         .with_hint(hint.trim_start_matches("; ").to_owned())
@@ -328,6 +340,10 @@ fn read(file: &Path) -> Result<String, CliError> {
         let told = CliError::usage(format!("{}: {error}", file.display()));
         match error.kind() {
             std::io::ErrorKind::NotFound => told.with_hint("check the path; paths start at the current folder"),
+            std::io::ErrorKind::IsADirectory => CliError::usage(format!("{} is a folder, not a file", file.display()))
+                .with_hint("name a pipeline file in it"),
+            std::io::ErrorKind::InvalidData => CliError::usage(format!("{} is not UTF-8 text", file.display()))
+                .with_hint("pipelines and project files are YAML, as text"),
             _ => told,
         }
     })

@@ -23,8 +23,8 @@ pub struct StatusOptions {
 #[derive(Args)]
 pub struct RunsOptions {
     /// Maximum number of runs listed
-    #[arg(long, short = 'n', default_value_t = 20)]
-    limit: usize,
+    #[arg(long, short = 'n', default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
     /// Keep what this run used and made, whatever `gc` is told to keep
     #[arg(long, value_name = "RUN", conflicts_with = "unpin")]
     pin: Option<String>,
@@ -189,10 +189,11 @@ pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliEr
     let mut lines = String::new();
     let mut values = Vec::new();
     let asked = asked_pipeline(project)?;
-    let most = if asked.is_some() { usize::MAX } else { options.limit };
+    let limit = options.limit as usize;
+    let most = if asked.is_some() { usize::MAX } else { limit };
     let is_asked = |run: &RunManifest| asked.as_ref().is_none_or(|name| *name == run.pipeline);
     let listed = store.manifests(most).await?.filter(|run| std::future::ready(is_asked(run)));
-    let mut listed = std::pin::pin!(listed.take(options.limit));
+    let mut listed = std::pin::pin!(listed.take(limit));
     while let Some(run) = listed.next().await {
         let id = run.run.clone();
         let count = |word: &str| run.stages.values().filter(|entry| entry.outcome == word).count();

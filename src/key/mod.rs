@@ -115,6 +115,9 @@ pub fn row_seed(stage_seed: i64, row: &Digest) -> i64 {
 }
 
 #[cfg(test)]
+mod reason_test;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
@@ -144,6 +147,12 @@ mod tests {
         insta::assert_snapshot!(String::from_utf8(bytes).unwrap());
     }
 
+    /// Programs draw from it, so row results stand on its value.
+    #[test]
+    fn the_seed_of_a_known_row_stays() {
+        assert_eq!(row_seed(7, &Digest([1; 32])), 7_291_074_529_911_928_608);
+    }
+
     #[test]
     fn a_preimage_reads_back() {
         let mut preimage = sample();
@@ -170,6 +179,16 @@ mod tests {
             prop_assert_ne!(a.key(), b.key());
             b.params.insert("p".into(), value);
             prop_assert_eq!(a.key(), b.key());
+        }
+
+        #[test]
+        fn a_row_seed_is_of_its_row_and_its_stage(stage in any::<i64>(), row in any::<[u8; 32]>(), byte in 0usize..32) {
+            let mut other = row;
+            other[byte] ^= 1;
+            let seed = row_seed(stage, &Digest(row));
+            prop_assert_eq!(seed, row_seed(stage, &Digest(row)));
+            prop_assert_ne!(seed, row_seed(stage, &Digest(other)));
+            prop_assert_ne!(seed, row_seed(stage.wrapping_add(1), &Digest(row)));
         }
 
         #[test]

@@ -143,12 +143,30 @@ impl Store {
             return match scheme {
                 "file" => Self::open_folder(FilePath::new(rest)),
                 "memory" => Ok(Self::memory()),
-                other => Err(refuse(format!(
-                    "`{other}://` is not a kind of store here (file://, s3://, gs://, az://, memory://)"
-                ))),
+                other => {
+                    let known = ["file", "s3", "gs", "az", "memory"].contains(&other.to_lowercase().as_str());
+                    Err(StoreError {
+                        hint: known.then(|| format!("write `{}://`", other.to_lowercase())),
+                        ..refuse(format!(
+                            "`{other}://` is not a kind of store here (file://, s3://, gs://, az://, memory://)"
+                        ))
+                    })
+                }
             };
         }
-        Self::open_folder(FilePath::new(url))
+        match mistyped(url) {
+            Some((scheme, rest)) => Err(StoreError {
+                hint: Some(format!("write `{}://{}`", scheme.to_lowercase(), rest.trim_start_matches('/'))),
+                ..refuse("it is neither a URL nor a path".into())
+            }),
+            None if url.is_empty() => Err(refuse("its address is empty".into())),
+            None => Self::open_folder(FilePath::new(url)),
+        }
+    }
+
+    /// Whether an address is neither a URL nor a path that anybody means.
+    pub fn is_mistyped(url: &str) -> bool {
+        url.is_empty() || !url.contains("://") && mistyped(url).is_some()
     }
 
     /// Opens a folder, and makes it where it does not exist.
@@ -739,6 +757,18 @@ impl Store {
         Err(StoreError { hint: Some(TAG_PARTS.into()), ..error })
     }
 
+    /// Every tag, as `name@tag`.
+    pub async fn tags(&self) -> Result<Vec<String>, StoreError> {
+        let found = self.truth().list(&format!("{LAYOUT}/tags")).await?;
+        let mut names: Vec<String> = found
+            .iter()
+            .filter_map(|meta| meta.name.split_once('/'))
+            .map(|(name, tag)| format!("{name}@{tag}"))
+            .collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
     /// What a tag names.
     pub async fn tag(&self, name: &str, tag: &str) -> Result<Option<Tag>, StoreError> {
         let name = self.tag_name(name, tag)?;
@@ -748,6 +778,12 @@ impl Store {
         }
         serde_json::from_slice(&bytes).map(Some).map_err(|error| self.near.error("read", &name, error))
     }
+}
+
+/// The scheme and the rest of a URL with one slash too few: `s3:/bucket` would be a folder of that name.
+fn mistyped(url: &str) -> Option<(&str, &str)> {
+    let is_word = |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    url.split_once(":/").filter(|(scheme, _)| is_word(scheme))
 }
 
 /// The newest generation of a key in a tier. Generations have no holes, so the first absent one ends the search; only where
