@@ -3,11 +3,14 @@
 One timed call is: a write of four times the L2 cache and a reset of what persists in it; a spin long enough that every
 launch of the call is queued before the first one runs; an event, the call, an event. Whether the spin was long enough
 is checked each time, and a timing whose launches showed is repeated with a longer one. So the figure is that of the GPU
-alone: a busy CPU does not change it.
+alone: a busy CPU does not change it. The next spin is as long as the launches of this call took: the first call after
+torch gave its memory back waits for the driver for many milliseconds, which the ones after it need not wait for.
 
 Other work on the GPU does, by up to a factor of two: whoever uses this clock has the GPU to itself (gate.rs for the
 evaluator, gpu_gate.py for ops/measure; both lock the same file, so that they exclude each other too).
 """
+
+import time
 
 import torch
 
@@ -37,12 +40,13 @@ class CudaClock:
 
     def milliseconds(self, call, launch_seconds):
         """`(ms, hidden, launch_seconds)` of a call without arguments: milliseconds, whether all launches were hidden,
-        and the seconds that its launches take, to begin with the next time."""
+        and the seconds that its launches took, to begin with the next time."""
         for last in (attempt == TRIES - 1 for attempt in range(TRIES)):
             spin = min(LONGEST_SPIN, SHORTEST_SPIN + 1.5 * launch_seconds)
-            ms, hidden = self._once(call, spin)
+            ms, hidden, launched = self._once(call, spin)
             if hidden or last or spin == LONGEST_SPIN:
-                return ms, hidden, launch_seconds
+                # A call that waits for the GPU seems to launch for as long as the spin is: no reason to spin longer.
+                return ms, hidden, min(launched, launch_seconds)
             launch_seconds = max(2 * launch_seconds, SHORTEST_SPIN)
         raise AssertionError("the last attempt returns")
 
@@ -52,9 +56,11 @@ class CudaClock:
         self._reset_persisting_l2()
         torch.cuda._sleep(int(spin * self._cycles_per_second))
         start.record()
+        began = time.perf_counter()
         call()
+        launched = time.perf_counter() - began
         end.record()
         # Still spinning when the last launch is queued: then none of them was waited for.
         hidden = not start.query()
         end.synchronize()
-        return start.elapsed_time(end), hidden
+        return start.elapsed_time(end), hidden, launched

@@ -151,6 +151,7 @@ fn run(options: &Options, machine: &Machine) -> Result<u8, Refused> {
         cache: machine.cache.join("kernels"),
         // One candidate needs one lane.
         cores: 1,
+        lanes: 1,
         step_limit: if options.baselines.contains(&Baseline::Autotune) { STEP_LIMIT } else { IMPATIENT_STEP_LIMIT },
     };
     let evaluator = Evaluator::new(&setup)?;

@@ -463,6 +463,7 @@ class Worker:
             spent = self.outcome.seconds
             spent[self.outcome.at] = spent.get(self.outcome.at, 0.0) + now - self._stepped
         self._stepped = now
+        self._book_place(now)
         if name is not None:
             self.outcome.at = name
 
@@ -507,11 +508,17 @@ class Worker:
             self._kill()
             raise _Ended
 
-    def _leave_gate(self):
+    def _book_place(self, now):
+        """Books the time for which it has had its place at the gate in this step."""
         if self._holding is not None:
             spent = self.outcome.seconds
             name = f"holding {self._holding}: {self.outcome.at}"
-            spent[name] = spent.get(name, 0.0) + time.monotonic() - self._held_since
+            spent[name] = spent.get(name, 0.0) + now - self._held_since
+            self._held_since = now
+
+    def _leave_gate(self):
+        if self._holding is not None:
+            self._book_place(time.monotonic())
             self.server.gate.leave(self._holding)
             self._holding = None
 

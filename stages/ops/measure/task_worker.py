@@ -4,8 +4,9 @@ A task's code shares this process, so nothing here is a defence. It sends facts 
 pipe, so that a task which crashes in its compiled half still has the facts of its eager half.
 
 On a GPU several workers run side by side. Whatever computes there is inside `gate.shared()`, in steps of a few
-milliseconds with `gate.pause()` between them, and times are taken inside `gate.alone()`; compiling needs neither. Only a
-task's inputs and weights are kept in the GPU's memory while it is compiled.
+milliseconds with `gate.pause()` between them, and times are taken inside `gate.alone()`; compiling needs neither. A task
+is alone once: from the compiled model's first run, in which the compiler chooses among kernels by their times, to the
+last timed forward. Only a task's inputs and weights are kept in the GPU's memory while it is compiled.
 """
 
 import contextlib
@@ -32,6 +33,8 @@ MINIMUM_TRIALS = 3
 SETTLED_TRIALS = 5
 PAUSE_AFTER = 0.02
 """Seconds: steps that are shorter don't keep a clock waiting."""
+CHOICE = {"max_benchmark_duration": 5, "memory_warmup_iters": 20}
+"""Milliseconds that the compiler times a candidate for a kernel, and writes to the L2 cache before; the least time counts."""
 
 
 class TaskFailed(Exception):
@@ -113,10 +116,13 @@ class Commands:
 class NoGate:
     """On a CPU every task has its cores to itself."""
 
+    waited = 0.0
     shared = alone = apart = staticmethod(contextlib.nullcontext)
 
     def pause(self):
         pass
+
+    hold_alone = release = pause
 
 
 class Gate:
@@ -124,6 +130,8 @@ class Gate:
 
     def __init__(self, commands, report):
         self._commands, self._report, self._holding = commands, report, None
+        self.waited = 0.0
+        """Seconds, since the beginning."""
 
     def _enter(self, kind):
         self._report.send(gate=kind)
@@ -157,14 +165,26 @@ class Gate:
             self._await_place()
 
     def _await_place(self):
+        began = time.monotonic()
         if self._commands.line() != b"enter":
             # The supervisor is gone or gave this worker up.
             os._exit(1)
         self._since = time.monotonic()
+        self.waited += self._since - began
+
+    def hold_alone(self):
+        """Alone from here until the end of an `alone`, or `release`."""
+        if self._holding != "alone":
+            self._enter("alone")
+
+    def release(self):
+        """Gives the place back, if there is one."""
+        if self._holding is not None:
+            self._leave()
 
     @contextlib.contextmanager
     def alone(self):
-        self._enter("alone")
+        self.hold_alone()
         try:
             yield
         finally:
@@ -283,8 +303,12 @@ def run_eager(task, first):
         versions = [value._version for value in first if isinstance(value, torch.Tensor)]
         before = tensors.clone(first) if task.device.type == "cpu" else None
         seed_everything(task.seed + 1000)
+        synchronise(task.device)
+        started = time.perf_counter()
         # The outputs of a model that returns its inputs must not change with them.
         outputs = [output.detach() for output in tensors.flatten(task.model(*first))]
+        synchronise(task.device)
+        task.first_forward_ms = (time.perf_counter() - started) * 1e3
         if not outputs:
             raise TypeError("forward returned no tensor")
         task.mutates = versions != [value._version for value in first if isinstance(value, torch.Tensor)]
@@ -308,14 +332,15 @@ def refuse_slow(task, first):
     """A task that takes far longer than anybody wants ends here: a forward of a second would keep everybody else from
     the GPU for half a minute."""
     limit = task.params["slow_ms"]
-    if not limit:
+    # The first one has warmed up too, and others computed beside it: only what is slow twice is slow.
+    if not limit or task.first_forward_ms <= limit:
         return
     with Step(task.report, "eager_timing"):
-        synchronise(task.device)
-        started = time.perf_counter()
-        task.forward(first)
-        synchronise(task.device)
-        milliseconds = (time.perf_counter() - started) * 1e3
+        with task.gate.apart():
+            started = time.perf_counter()
+            task.forward(first)
+            synchronise(task.device)
+            milliseconds = (time.perf_counter() - started) * 1e3
         if milliseconds <= limit:
             return
         task.report.facts(eager_ms=milliseconds, eager_min_ms=milliseconds, eager_trials=1)
@@ -408,10 +433,10 @@ def compile_model(task, first):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         compiled = torch.compile(task.model, **compiler(task))
-        started = time.perf_counter()
+        started, waited = time.perf_counter(), task.gate.waited
         results = task.forward(first, model=compiled)
         synchronise(task.device)
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - started - (task.gate.waited - waited)
     task.report.facts(
         executes_compiled=True,
         compile_s=seconds,
@@ -421,17 +446,20 @@ def compile_model(task, first):
 
 
 def compiler(task):
-    """Options of torch.compile: none on a CPU. On a GPU its own compiler with a gate before whatever it made runs."""
+    """Options of torch.compile: none on a CPU. On a GPU its own compiler, and whatever it made runs alone: its first run
+    chooses among kernels by their times, and the timed ones follow."""
     if task.device.type == "cpu":
         return {}
     from torch._inductor.compile_fx import compile_fx
 
     def gated(graph, examples):
+        # Where the model is compiled in parts, the one before has run.
+        task.gate.release()
         function = compile_fx(graph, examples)
 
         def run(*arguments):
-            with task.gate.shared():
-                return function(*arguments)
+            task.gate.hold_alone()
+            return function(*arguments)
 
         return run
 
@@ -439,10 +467,17 @@ def compiler(task):
 
 
 def choose_kernels_apart(gate):
-    """Have the compiler take the times that it chooses kernels by while nobody else works on the GPU."""
+    """Have the compiler take the times that it chooses kernels by while nobody else works on the GPU, and less of them:
+    25 ms for each of several candidates for each kernel kept the GPU from others for a quarter of the time."""
+    from torch._inductor.runtime.benchmarking import InductorBenchmarker
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    choose = CachingAutotuner.autotune_to_one_config
+    choose, benchmark = CachingAutotuner.autotune_to_one_config, InductorBenchmarker.benchmark_gpu
+
+    def shorter(self, call, **named):
+        return benchmark(self, call, **{**named, **CHOICE})
+
+    InductorBenchmarker.benchmark_gpu = shorter
 
     def apart(self, *arguments, **named):
         with gate.apart():
@@ -491,8 +526,8 @@ def time_calls(task, clock, model, inputs, name):
     take too long."""
     with Step(task.report, f"{name}_timing"):
         seconds, times, all_hidden = launch_seconds(task, model, inputs), [], None
-        # A GPU is warm from what was run before.
-        warmup = min(task.params["warmup"], 1 if task.device.type == "cuda" else task.params["warmup"])
+        # A GPU is warm from what was run before, `launch_seconds` included.
+        warmup = 0 if task.device.type == "cuda" else task.params["warmup"]
         gc.disable()
         try:
             for trial in range(warmup + task.params["trials"]):
@@ -591,18 +626,20 @@ def measure(setup, job, report, gate, clock):
             if task.device.type == "cuda":
                 # Others need what torch would keep in stock while this task is compiled.
                 torch.cuda.empty_cache()
-        models = {"eager": task.model} if task.device.type == "cuda" else {}
+        models, results = {"eager": task.model} if task.device.type == "cuda" else {}, None
+        # Not while it is alone on the GPU: torch's heap takes a quarter of a second.
+        gc.collect()
         try:
             if setup["params"]["compile"]:
+                # On a GPU it is alone from here on.
                 models["compiled"], results = compile_model(task, first)
-                compare_compiled(task, first, results, summary.deviations)
-                del results
         finally:
-            # One visit to the clock for both. What does not compile still has its eager time.
-            gc.collect()
+            # What does not compile still has its eager time.
             with gate.alone() if models else contextlib.nullcontext():
                 for name, model in models.items():
                     time_calls(task, clock, model, first, name)
+        if results is not None:
+            compare_compiled(task, first, results, summary.deviations)
 
 
 def other_model(task):
@@ -623,6 +660,7 @@ def warm_up(setup, gate):
         # Where it can't compile, the tasks' facts say so.
         with torch.no_grad(), contextlib.suppress(Exception):
             torch.compile(model, **compiler(task))(values)
+        gate.release()
     torch._dynamo.reset()
 
 

@@ -11,6 +11,7 @@ import pathlib
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -454,6 +455,42 @@ def test_several_tasks_at_a_time_are_each_answered(tmp_path):
     assert driver.close() == 0
     assert set(found) == set(names)
     assert found["linear"]["parameters"] == 32 * 16 + 16 and found["not_a_number"]["finite"] is False
+
+
+class Recorder:
+    """The supervisor's side of a gate: lets everybody in at once and keeps the order."""
+
+    def __init__(self):
+        self.said = []
+
+    def send(self, gate):
+        self.said.append(gate)
+
+    def line(self):
+        return b"enter"
+
+
+def test_a_compiled_model_is_alone_from_its_first_run_to_its_last(monkeypatch):
+    import task_worker
+    import torch
+
+    # Its model runs on the CPU, but everything goes the way that it goes on a GPU.
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    recorder = Recorder()
+    gate = task_worker.Gate(recorder, recorder)
+    task = types.SimpleNamespace(device=torch.device("cuda"), gate=gate)
+    compiled = torch.compile(torch.nn.Linear(4, 4), **task_worker.compiler(task))
+    with torch.no_grad():
+        compiled(torch.randn(2, 4))
+        assert recorder.said == ["alone"]
+        with gate.alone():
+            compiled(torch.randn(2, 4))
+            with gate.apart():
+                pass
+    assert recorder.said == ["alone", "leave"]
+    with gate.shared(), gate.apart():
+        pass
+    assert recorder.said[2:] == ["shared", "leave", "alone", "leave", "shared", "leave"]
 
 
 def test_a_slow_task_is_not_measured_further(tmp_path):

@@ -27,7 +27,8 @@ class Columns:
     """Which of a table's columns hold the profile's facts."""
 
     def __init__(self, names):
-        self.time, self.error, self.detail = (_first(names, choices) for choices in (TIMES, ERRORS, DETAILS))
+        self.error, self.detail = (_first(names, choices) for choices in (ERRORS, DETAILS))
+        self._times = [name for name in TIMES if name in names]
         missing = [name for name in NEEDED if name not in names]
         missing += [choices[0] for choices in (TIMES, ERRORS) if not any(name in names for name in choices)]
         if missing:
@@ -37,6 +38,11 @@ class Columns:
                 hint="wire it to the output `baselines` of a kernels/profile stage (with screen: true) whose tasks are "
                 "those of ops/filter",
             )
+
+
+    def milliseconds(self, facts):
+        """Of an eager forward: the profile's figure, or else that of the measured task; None without one."""
+        return next((facts[name] for name in self._times if facts[name] is not None), None)
 
 
 def _first(names, choices):
@@ -61,7 +67,7 @@ def degenerate(facts, _, params):
 
 
 def above_roofline(facts, columns, params):
-    time, bound = facts[columns.time], facts["roofline_ms"]
+    time, bound = columns.milliseconds(facts), facts["roofline_ms"]
     if time is None or bound is None or time >= params["min_over_roofline"] * bound:
         return None
     return f"{time:.3g} ms, and the device's limits allow no less than {bound:.3g} ms"

@@ -57,6 +57,8 @@ def failing(changes, **params):
         ({"degenerate": ["float16", "bfloat16", "tf32"]}, []),
         ({"profile_eager_ms": 1.7}, ["above_roofline"]),
         ({"profile_eager_ms": 1.9}, []),
+        ({"profile_eager_ms": None, "eager_ms": 1.7}, ["above_roofline"]),
+        ({"profile_eager_ms": None, "eager_ms": 1.9}, []),
         ({"roofline_ms": None, "profile_eager_ms": 0.001}, []),
     ],
 )

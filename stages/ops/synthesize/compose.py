@@ -226,6 +226,8 @@ def extend(rng, chain, row, numbered_usage, last):
     attribute = None
     attributes = set(chain.attributes)
     init = [f"self.{name} = {name}" for name in kept_arguments(bound, attributes)]
+    # What an earlier operator keeps too is there in the task, but not in the trial of this one alone.
+    shared = [f"self.{name} = {name}" for name in arguments_read(bound) if name in chain.attributes]
     if usage["construct"]:
         attribute = unique(ATTRIBUTES.get(usage["family"], "layer"), attributes)
         attributes.add(attribute)
@@ -237,7 +239,7 @@ def extend(rng, chain, row, numbered_usage, last):
             attributes.add(parameter)
             init.append(f"self.{parameter} = nn.Parameter({tensor_text(operand, chain)})")
     call = bound.call_text("x", attribute)
-    trial = Trial(chain, constants, init, call, inputs, fresh_inputs, bound)
+    trial = Trial(chain, constants, [*shared, *init], call, inputs, fresh_inputs, bound)
     out = trial.run(usage, last)
     chain.constants, chain.inputs, chain.attributes = constants, inputs, attributes
     step = Step(row["operator"], row["family"], number, bound, chain.shape, tuple(out.shape), trial.weights, init, call)
@@ -260,9 +262,14 @@ def chooser(rng, usage, constants, attributes):
     return choose
 
 
+def arguments_read(bound):
+    """Init arguments that the call reads as attributes."""
+    return [bound.names[symbol] for symbol in bound.attributes()]
+
+
 def kept_arguments(bound, attributes):
     """Init arguments that the call reads, which become attributes of the same name."""
-    names = [bound.names[symbol] for symbol in bound.attributes() if bound.names[symbol] not in attributes]
+    names = [name for name in arguments_read(bound) if name not in attributes]
     attributes.update(names)
     return names
 
@@ -374,12 +381,12 @@ class Trial:
         self.init, self.outputs, self.weights = init, (), 0
 
     def run(self, usage, last):
-        torch.manual_seed(17)
         try:
-            for line in self.init:
-                exec(line, self.names)
-            self.weights = sum(p.numel() for p in self.names["self"].parameters())
+            self.weights = self._build("meta")
+            # Before real weights are drawn: a Transformer as wide as a flattened image has 400 million.
             self._refuse_slow()
+            torch.manual_seed(17)
+            self._build("cpu")
             streams = self._streams()
             operands = [{name: eval(self.inputs[name], self.names) for name in self.fresh} for _ in range(2)]
             with torch.no_grad():
@@ -390,6 +397,14 @@ class Trial:
         self._judge(first, other, moved, changed, streams, last)
         self.outputs = (first, other, moved)
         return first
+
+    def _build(self, device):
+        """Makes what the operator keeps; returns the number of its weights."""
+        self.names["self"] = nn.Module()
+        with torch.device(device):
+            for line in self.init:
+                exec(line, self.names)
+        return sum(parameter.numel() for parameter in self.names["self"].parameters())
 
     def _refuse_slow(self):
         """What takes long on the CPU is not tried; for this much the output may be taken to be like the stream."""

@@ -231,6 +231,9 @@ def make(job):
         return SYNTHESIZER.task(*job)
     except NoTask as error:
         return {"index": job[0], "data_source": job[1], "reason": error.reason, "detail": error.detail}
+    except Exception as error:  # hundreds of operators at sizes never tried before: one that fails costs its own index
+        detail = f"{type(error).__name__}: {error}, planned: {', '.join(job[3] or [])}"
+        return {"index": job[0], "data_source": job[1], "reason": "fails", "detail": detail[:300]}
 
 
 def check(params, libraries):

@@ -60,6 +60,8 @@ pub struct Setup {
     pub cache: PathBuf,
     /// CPU cores to use.
     pub cores: usize,
+    /// At most so many lanes on one GPU: [`VERDICT_LANES`] or [`PROFILE_LANES`].
+    pub lanes: usize,
     /// Of one step of a task: building it, compiling it, drawing inputs, screening it.
     pub step_limit: Duration,
 }
@@ -92,8 +94,11 @@ pub struct Evaluator {
 /// A description that is made once, whoever asks first.
 type DescribedOnce = Arc<Mutex<Option<Result<Arc<Described>, TaskError>>>>;
 
-/// More lanes than this on one card only wait for each other.
-const MAX_LANES: usize = 6;
+/// Judging candidates, more lanes than this on one GPU only wait for each other.
+pub const VERDICT_LANES: usize = 6;
+
+/// Profiling, a lane is busy in Python for most of the time: building models, drawing, comparing.
+pub const PROFILE_LANES: usize = 12;
 
 /// Descriptions kept; each is a few kilobytes.
 const MAX_DESCRIBED: usize = 10_000;
@@ -111,7 +116,7 @@ impl Evaluator {
                 EvaluatorError::new("no GPU was found").with_hint("--device cpu judges correctness without one")
             );
         }
-        let lanes = (setup.cores / gpus.len()).clamp(1, if setup.device == Device::Cpu { 64 } else { MAX_LANES });
+        let lanes = (setup.cores / gpus.len()).clamp(1, if setup.device == Device::Cpu { 64 } else { setup.lanes });
         let toolkit = Toolkit::find_beside(&setup.python);
         let runners = GpuRunners {
             executable: setup.executable.clone(),

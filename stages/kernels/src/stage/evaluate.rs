@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::{evaluator, flag, number, template};
 use crate::candidate::{Candidate, without_byte_order_mark};
 use crate::compile::KernelResources;
-use crate::evaluator::{Evaluator, Settings, secret};
+use crate::evaluator::{Evaluator, Settings, VERDICT_LANES, secret};
 use crate::fault::EvaluatorError;
 use crate::reference::{STEP_LIMIT, Task};
 use crate::verdict::{Compared, Verdict};
@@ -20,7 +20,7 @@ pub fn main() -> u8 {
     Program::main(|program| {
         let request = program.request.clone();
         let (settings, template) = (settings(&request)?, template(&request)?);
-        let evaluator = evaluator(&request, STEP_LIMIT)?;
+        let evaluator = evaluator(&request, STEP_LIMIT, VERDICT_LANES)?;
         let (width, told) = (evaluator.width(), Mutex::<BTreeMap<String, usize>>::default());
         program.each_row_at_once(width, |row| {
             let result = answer(&evaluator, &settings, &template, row)?;

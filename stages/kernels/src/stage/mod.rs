@@ -21,7 +21,7 @@ impl From<EvaluatorError> for ProgramError {
 }
 
 /// Starts an evaluator on what the stage was given.
-fn evaluator(request: &Request, step_limit: Duration) -> Result<Evaluator, ProgramError> {
+fn evaluator(request: &Request, step_limit: Duration, lanes: usize) -> Result<Evaluator, ProgramError> {
     let executable = std::env::current_exe();
     let executable =
         executable.map_err(|error| ProgramError::environment(format!("this program cannot be found: {error}")))?;
@@ -32,6 +32,7 @@ fn evaluator(request: &Request, step_limit: Duration) -> Result<Evaluator, Progr
         python,
         cache: request.state_dir.join("kernels"),
         cores: request.resources.cpu.max(1) as usize,
+        lanes,
         step_limit,
     };
     Ok(Evaluator::new(&setup)?)

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{evaluator, flag, number, template};
 use crate::candidate::without_byte_order_mark;
-use crate::evaluator::{Baseline, Evaluator, Profiled, Wanted, secret};
+use crate::evaluator::{Baseline, Evaluator, PROFILE_LANES, Profiled, Wanted, secret};
 use crate::fault::EvaluatorError;
 use crate::profile::roofline;
 use crate::reference::{Answered, Task};
@@ -17,11 +17,14 @@ use crate::reference::{Answered, Task};
 pub fn main() -> u8 {
     Program::main(|program| {
         let request = program.request.clone();
-        let (wanted, template) = (Choice::of(&request), template(&request)?);
-        let evaluator = evaluator(&request, Duration::from_secs_f64(number(&request, "time_limit_s")))?;
+        let (wanted, template) = (Choice::of(&request)?, template(&request)?);
+        let evaluator = evaluator(&request, Duration::from_secs_f64(number(&request, "time_limit_s")), PROFILE_LANES)?;
         program.each_row_at_once(evaluator.width(), |row| answer(&evaluator, &wanted, &template, &row))
     })
 }
+
+/// The least number of trials with an interval: of five, it has a chance of 94 %.
+const LEAST_TRIALS: u32 = 6;
 
 struct Choice {
     baselines: Vec<String>,
@@ -31,14 +34,23 @@ struct Choice {
 }
 
 impl Choice {
-    fn of(request: &Request) -> Self {
+    fn of(request: &Request) -> Result<Self, ProgramError> {
+        let trials = number(request, "trials") as u32;
+        if (1..LEAST_TRIALS).contains(&trials) {
+            return Err(ProgramError {
+                kind: "params".into(),
+                message: format!("trials is {trials}: fewer than {LEAST_TRIALS} give no interval at 95 %"),
+                hint: Some("`trials: 0` takes no times".into()),
+            });
+        }
         let others = ["compile", "autotune"].into_iter().filter(|name| flag(request, name));
-        Self {
-            baselines: ["eager"].into_iter().chain(others).map(str::to_owned).collect(),
-            trials: number(request, "trials") as u32,
+        let baselines = ["eager"].into_iter().chain(others).filter(|_| trials > 0);
+        Ok(Self {
+            baselines: baselines.map(str::to_owned).collect(),
+            trials,
             screen: flag(request, "screen"),
             kernel_times: flag(request, "kernel_times"),
-        }
+        })
     }
 }
 
