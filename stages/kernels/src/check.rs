@@ -1,7 +1,8 @@
 //! `cuda-agent check`: one candidate, one verdict.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use clap::{ArgMatches, Args, FromArgMatches, ValueEnum};
 use serde_json::{Map, Value, json};
@@ -160,9 +161,57 @@ fn run(options: &Options, machine: &Machine) -> Result<u8, Refused> {
     }
     let candidate = candidate.expect("clap demands it without --header");
     let seed = options.seed.map_or_else(secret, Ok)?;
-    let verdict = evaluator.evaluate(&task, &candidate, seed, &settings)?;
+    let verdict = {
+        let _signs = SignsOfLife::begin(&device);
+        evaluator.evaluate(&task, &candidate, seed, &settings)?
+    };
     report(&verdict, &task, &candidate, machine.json);
     Ok(exit(&verdict))
+}
+
+/// Says on standard error that judging goes on, from a thread of its own, until it is dropped.
+struct SignsOfLife {
+    stop: Option<mpsc::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl SignsOfLife {
+    /// Before the first word.
+    const FIRST: Duration = Duration::from_secs(10);
+    /// Between words.
+    const THEN: Duration = Duration::from_secs(30);
+
+    fn begin(device: &Device) -> Self {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let is_cpu = *device == Device::Cpu;
+        let thread = std::thread::spawn(move || {
+            let started = Instant::now();
+            let mut wait = Self::FIRST;
+            while stopped.recv_timeout(wait) == Err(mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("{}", still_judging(started.elapsed(), is_cpu, wait == Self::FIRST));
+                wait = Self::THEN;
+            }
+        });
+        Self { stop: Some(stop), thread: Some(thread) }
+    }
+}
+
+impl Drop for SignsOfLife {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        let _ = self.thread.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+fn still_judging(elapsed: Duration, is_cpu: bool, is_first: bool) -> String {
+    let so_far = format!("still judging after {} s", elapsed.as_secs());
+    match is_cpu && is_first {
+        true => format!(
+            "{so_far}: the CPU device takes minutes for inputs of full size; `--set NAME=VALUE` makes them smaller, \
+             `--inputs 1` checks fewer"
+        ),
+        false => so_far,
+    }
 }
 
 fn seed(text: &str) -> Result<u64, String> {
@@ -277,4 +326,30 @@ fn settings(options: &Options, device: &Device) -> Result<Settings, Refused> {
         reward: Scheme::Milestone,
         sanitizer: options.sanitizer,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_is_told_with_what_makes_it_shorter() {
+        let told = |seconds, is_cpu, is_first| still_judging(Duration::from_secs(seconds), is_cpu, is_first);
+        assert_eq!(
+            told(10, true, true),
+            "still judging after 10 s: the CPU device takes minutes for inputs of full size; `--set NAME=VALUE` makes them \
+             smaller, `--inputs 1` checks fewer"
+        );
+        assert_eq!(
+            [told(40, true, false), told(10, false, true)],
+            ["still judging after 40 s", "still judging after 10 s"]
+        );
+    }
+
+    #[test]
+    fn signs_of_life_end_with_what_they_are_about() {
+        let started = Instant::now();
+        drop(SignsOfLife::begin(&Device::Cpu));
+        assert!(started.elapsed() < SignsOfLife::FIRST);
+    }
 }
