@@ -33,7 +33,7 @@ install = $(VENV_PYTHON) -m uv pip install --quiet --python $(VENV_PYTHON) --req
 # Stray bytecode beside the stages' sources would make cargo look at them again.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help quickstart test test-rust test-python chaos rows mutants bench bench-store bench-evaluator bench-dataset test-gpu venv venv-dev azurite build tools python-tools relock relock-python
+.PHONY: help quickstart test test-rust test-python fuzz chaos rows mutants bench bench-store bench-evaluator bench-dataset test-gpu venv venv-dev azurite build tools python-tools relock relock-python
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -81,6 +81,11 @@ mutants: venv-dev tools ## Which mistakes no test would notice, in keys, plans, 
 	$(mutate) -- $(MUTANTS_QUICK) || [ $$? = 2 ] || [ $$? = 3 ]
 	$(mutate) --iterate -- $(MUTANTS_SLOW) || [ $$? = 2 ] || [ $$? = 3 ]
 	@echo "Missed by all tests:"; cat build/mutants/mutants.out/missed.txt
+
+# Each target has its share of the time; what is found is printed with the case and the FUZZ_SEED that leads to it.
+fuzz: tools ## Damaged pipelines, manifests, records, rows, events and names (`FUZZ_SECONDS=600` in all, `FUZZ_SEED=1`)
+	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),600) $(if $(FUZZ_SEED),FUZZ_SEED=$(FUZZ_SEED)) \
+		cargo test --package cuda-agent --test integration --locked --quiet -- --nocapture --test-threads=1 fuzz::
 
 bench: build ## Compare with ninja, DVC and Snakemake; `BENCH="--quick"` leaves out the slow peers
 	python3 bench/run.py --binary $(RELEASE) $(BENCH)

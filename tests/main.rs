@@ -7,6 +7,7 @@ mod cli;
 mod docs;
 mod engine;
 mod evaluator;
+mod fuzz;
 mod gc;
 mod kills;
 mod limits;

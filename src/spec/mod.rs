@@ -67,7 +67,7 @@ pub fn parse_pipeline(
     include: Include,
 ) -> Result<Pipeline, SpecErrors> {
     let main = Document::new(file.display().to_string(), text);
-    if let Ok(raw) = serde_yaml::from_str::<raw::Pipeline>(text) {
+    if let Some(raw) = read(&main) {
         let mut files = Files { documents: vec![Arc::clone(&main)], raws: vec![raw], broken: Broken::default() };
         let mut loader =
             Loader { include, seen: HashSet::from([tidy(&folder.join(file_name(file)))]), problems: Vec::new() };
@@ -109,9 +109,18 @@ fn explain(
 
 /// Only serde_yaml found a mistake: rare, since the two are held together, but no mistake is lost.
 fn disagreement(document: &Document, index: usize) -> Option<Problem> {
+    document.tree().ok()?;
     let error = serde_yaml::from_str::<raw::Pipeline>(&document.text).err()?;
     let at = error.location().map_or(0, |location| location.index());
     Some(Problem::new(Place::root(index), format!("YAML: {error}")).at(at..at))
+}
+
+/// The quick reading; `None` where something is wrong. What aliases stand for must fit into memory, which serde_yaml does not
+/// see to.
+fn read(document: &Document) -> Option<raw::Pipeline> {
+    let text = &document.text;
+    let may_repeat = text.contains('&') && text.contains('*');
+    (!may_repeat || document.tree().is_ok()).then(|| serde_yaml::from_str(text).ok())?
 }
 
 fn file_name(file: &Path) -> &Path {
@@ -130,8 +139,8 @@ impl Loader<'_> {
         let includes = files.raws[index].include.clone().unwrap_or_default();
         for (item, raw::Text(path)) in includes.into_iter().enumerate() {
             let Some((document, folder)) = self.load(files, index, item, &path, folder) else { continue };
-            match serde_yaml::from_str::<raw::Pipeline>(&document.text) {
-                Ok(raw) if raw.name.is_none() => {
+            match read(&document) {
+                Some(raw) if raw.name.is_none() => {
                     files.documents.push(document);
                     files.raws.push(raw);
                     self.fast(files, files.raws.len() - 1, &folder);

@@ -345,8 +345,7 @@ pub(crate) struct Reading {
 /// Reads document number `index` as a `record`, and gathers all that is wrong with its structure.
 pub(crate) fn read(document: &Document, index: usize, record: &'static Record) -> Reading {
     let root = Place::root(index);
-    let mut reader =
-        Reader { problems: Vec::new(), broken: Broken::default(), left: document.text.len() * 100 + 10_000 };
+    let mut reader = Reader { problems: Vec::new(), broken: Broken::default() };
     let value = match document.tree() {
         Ok(node) => reader.record(record, node, &root, true),
         Err(error) => {
@@ -391,19 +390,10 @@ fn syntax_hint(text: &str, at: usize) -> Option<String> {
 struct Reader {
     problems: Vec<Problem>,
     broken: Broken,
-    /// How many more nodes may be read: aliases of aliases can stand for more than any memory holds.
-    left: usize,
 }
 
 impl Reader {
     fn node(&mut self, shape: &Shape, node: &Node, place: &Place) -> Option<Value> {
-        if self.left == 0 {
-            return None;
-        }
-        self.left -= 1;
-        if self.left == 0 {
-            return self.refuse(place, "aliases repeat too much".to_owned());
-        }
         let target = node.target();
         if let Some(tag) = target.tag.as_ref().filter(|_| !matches!(shape, Shape::Written)) {
             return self.refuse(place, format!("tags such as `{tag}` have no meaning here"));

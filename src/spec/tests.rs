@@ -349,3 +349,21 @@ fn aliases_of_aliases_are_no_bomb() {
     let errors = parse(&text).unwrap_err();
     assert!(errors.errors.iter().any(|error| error.message.contains("repeat")), "{errors}");
 }
+
+/// A long text has room for many aliases, each of which stands for many nodes.
+#[test]
+fn a_long_list_of_aliases_is_no_bomb() {
+    let list = |name: &str, of: &str, times: usize| format!("  {name}: &{name} [{}]\n", vec![of; times].join(", "));
+    let levels = [list("a", "x", 9), list("b", "*a", 9), list("c", "*b", 50_000), list("d", "*c", 9)].concat();
+    let errors = parse(&format!("name: x\nparams:\n{levels}stages: {{ s: {{ uses: ops/crawl }} }}\n")).unwrap_err();
+    assert!(errors.errors.iter().any(|error| error.message.contains("aliases repeat too much")), "{errors}");
+}
+
+/// Each list holds the one before: deeper than any stack, though no line nests.
+#[test]
+fn a_chain_of_aliases_is_as_deep_as_what_it_stands_for() {
+    let chain: String = (1..50_000).map(|level| format!("  a{level}: &a{level} [*a{}]\n", level - 1)).collect();
+    let text = format!("name: x\nparams:\n  a0: &a0 [1]\n{chain}stages: {{ s: {{ uses: ops/crawl }} }}\n");
+    let errors = parse(&text).unwrap_err();
+    assert!(errors.errors.iter().any(|error| error.message.contains("nested more than 128 levels")), "{errors}");
+}

@@ -13,6 +13,9 @@ use serde_json::{Number, Value};
 
 /// How deep lists and mappings may nest, which is serde_yaml's own limit.
 const DEEPEST: usize = 128;
+/// How many nodes aliases may stand for, besides what the text itself has room for: aliases of aliases can stand for more
+/// than any memory holds.
+const MOST_REPEATED: usize = 1_000_000;
 
 /// A piece of YAML and the bytes of the text that it covers.
 #[derive(Debug)]
@@ -21,6 +24,24 @@ pub(crate) struct Node {
     pub content: Content,
     /// A tag such as `!thing`; those of YAML itself are applied and dropped.
     pub tag: Option<String>,
+    /// What it is once aliases are replaced by what they stand for.
+    size: Size,
+}
+
+/// How much a node is with all below it.
+#[derive(Clone, Copy, Debug)]
+struct Size {
+    nodes: usize,
+    levels: usize,
+}
+
+impl Size {
+    const ONE: Self = Self { nodes: 1, levels: 0 };
+
+    fn around(items: &[Arc<Node>]) -> Self {
+        let nodes = items.iter().fold(1, |sum: usize, item| sum.saturating_add(item.size.nodes));
+        Self { nodes, levels: 1 + items.iter().map(|item| item.size.levels).max().unwrap_or(0) }
+    }
 }
 
 #[derive(Debug)]
@@ -123,7 +144,8 @@ pub(crate) fn parse(text: &str) -> Result<Arc<Node>, SyntaxError> {
         }
         builder.event(event, span)?;
     }
-    let empty = || Node { span: 0..0, content: Content::Scalar(scalar(String::new(), true, None)), tag: None };
+    let empty =
+        || Node { span: 0..0, content: Content::Scalar(scalar(String::new(), true, None)), tag: None, size: Size::ONE };
     Ok(builder.root.unwrap_or_else(|| Arc::new(empty())))
 }
 
@@ -169,19 +191,19 @@ impl Builder<'_> {
             Event::Scalar(text, style, anchor, tag) => {
                 let tag = tag.as_deref();
                 let content = Content::Scalar(scalar(text.into_owned(), style == ScalarStyle::Plain, tag));
-                self.add(Node { span: range, content, tag: foreign(tag) }, anchor);
+                self.add(Node { span: range, content, tag: foreign(tag), size: Size::ONE }, anchor);
             }
             Event::Alias(anchor) => {
                 let Some(target) = self.anchors.get(&anchor) else {
                     let message = "an alias can't stand inside what it stands for".to_owned();
                     return Err(SyntaxError { at: range.start, message });
                 };
-                let content = Content::Alias(Arc::clone(target));
-                self.add(Node { span: range, content, tag: None }, 0);
+                let (content, size) = (Content::Alias(Arc::clone(target)), target.size);
+                self.add(Node { span: range, content, tag: None, size }, 0);
             }
             Event::SequenceStart(anchor, tag) => self.open(range.start, anchor, foreign(tag.as_deref()), false)?,
             Event::MappingStart(anchor, tag) => self.open(range.start, anchor, foreign(tag.as_deref()), true)?,
-            Event::SequenceEnd | Event::MappingEnd => self.close(range.end),
+            Event::SequenceEnd | Event::MappingEnd => self.close(range.end)?,
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentStart(_) | Event::DocumentEnd => {}
         }
         Ok(())
@@ -200,12 +222,21 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn close(&mut self, end: usize) {
-        let Some(open) = self.stack.pop() else { return };
+    fn close(&mut self, end: usize) -> Result<(), SyntaxError> {
+        let Some(open) = self.stack.pop() else { return Ok(()) };
+        let size = Size::around(&open.items);
+        let refuse = |message: String| Err(SyntaxError { at: open.start, message });
+        if size.levels > DEEPEST {
+            return refuse(format!("nested more than {DEEPEST} levels deep"));
+        }
+        if size.nodes > MOST_REPEATED + 2 * self.text.len() {
+            return refuse("aliases repeat too much".to_owned());
+        }
         let end = end.max(open.start);
         let trimmed = open.start + self.text[open.start..end].trim_end().len();
         let content = if open.is_map { Content::Map(entries(open.items)) } else { Content::List(open.items) };
-        self.add(Node { span: open.start..trimmed, content, tag: open.tag }, open.anchor);
+        self.add(Node { span: open.start..trimmed, content, tag: open.tag, size }, open.anchor);
+        Ok(())
     }
 
     fn add(&mut self, node: Node, anchor: usize) {
