@@ -16,7 +16,7 @@ pid. A worker whose GPU context an error has spoilt replies and ends.
 
 | do | fields, with what they are if left out | reply |
 |---|---|---|
-| `task` | the task's fields | `spec` (TaskSpec), `eager_ms`, `device`, `fixed_inputs` (those that never vary) |
+| `task` | the task's fields | `spec` (TaskSpec), `eager_ms`, `device`, `fixed_inputs` (those that never vary), `working_bytes` (of a GPU, for screening) |
 | `begin` | `task`, `seed` (64 bits in hex), `scratch_bytes` = 0, `sets` = 1 | `arena`, `sets` |
 | `draw` | `set` = 0, `trial` = the last, `pattern` = 0 or 1, `again` = false, `quick` = false (the next judgement is quick_look.py's, where that finds all well) | nothing; the set is filled |
 | `judge` | `set` = 0 | `outputs`, `inputs_changed`, `red_zones` |
@@ -194,11 +194,15 @@ class Worker:
 
     def do_task(self, fields):
         task = self._task(fields.task())
+        if self.device.type == "cuda":
+            # Who waits for memory now must not keep what loading took.
+            torch.cuda.empty_cache()
         return {
             "spec": task.spec(),
             "eager_ms": task.eager_ms,
             "device": describe_device(self.device),
             "fixed_inputs": task.fixed_inputs,
+            "working_bytes": task.working_bytes(),
         }
 
     def do_begin(self, fields):

@@ -194,6 +194,17 @@ class Task:
             peak = torch.cuda.max_memory_allocated(self.device) - before
             self.forward_bytes = peak * (3 if self.policy.needs_float64 else 1) + (512 << 20)
 
+    def working_bytes(self):
+        """About what screening takes of a GPU's memory: two draws of the inputs, the state and a copy of its largest
+        part, four times the outputs (eager's, the expected ones, an answer's, and that as it is compared), a forward."""
+        if self.device.type != "cuda":
+            return 0
+        count = len(self.input_names)
+        sizes = [_bytes(*tensor) for tensor in self.read_tensors()]
+        outputs = sum(_bytes(*tensor) for tensor in self.written_tensors())
+        state = sum(sizes[count:]) + max(sizes[count:], default=0)
+        return 2 * sum(sizes[:count]) + state + 4 * outputs + self.forward_bytes
+
     def synchronize(self):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

@@ -88,6 +88,9 @@ pub struct Described {
     /// Inputs that are the same in every draw.
     #[serde(default)]
     pub fixed_inputs: Vec<String>,
+    /// About how much of the GPU's memory screening it takes at its peak; 0 on a CPU.
+    #[serde(default)]
+    pub working_bytes: u64,
 }
 
 /// The device that a reference computes on.
@@ -98,6 +101,9 @@ pub struct DeviceInfo {
     /// Of a GPU: `[9, 0]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_capability: Option<[u32; 2]>,
+    /// Of a GPU: all of its memory. It makes no other device, so verdicts don't have it.
+    #[serde(default, skip_serializing)]
+    pub memory_bytes: Option<u64>,
 }
 
 impl DeviceInfo {

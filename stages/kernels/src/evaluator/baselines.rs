@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::lane::Lane;
+use super::seat::Beside;
 use super::varied;
 use crate::gate::{Gate, Shared};
 use crate::profile::trials::{Interval, median_interval};
@@ -47,9 +48,12 @@ pub struct Profiled {
     pub baselines: Vec<Baseline>,
 }
 
-/// Everything of one task in one lane, so that it is loaded once; without a gate nobody else is on the card.
-pub fn profile(lane: &mut Lane, gate: Option<&Gate>, wanted: &Wanted) -> Answered<Profiled> {
-    let answered = in_steps(lane, gate, wanted);
+/// Bytes that a task is taken to need until it has been described.
+const UNDESCRIBED_BYTES: u64 = 6 << 30;
+
+/// Everything of one task in one lane, so that it is loaded once; without `beside` nobody else is on the card.
+pub fn profile(lane: &mut Lane, beside: Option<Beside>, wanted: &Wanted) -> Answered<Profiled> {
+    let answered = in_steps(lane, beside, wanted);
     // Nobody asks for this task again.
     if answered.is_ok() {
         let _ = lane.reference()?.forget()?;
@@ -57,20 +61,29 @@ pub fn profile(lane: &mut Lane, gate: Option<&Gate>, wanted: &Wanted) -> Answere
     answered
 }
 
-fn in_steps(lane: &mut Lane, gate: Option<&Gate>, wanted: &Wanted) -> Answered<Profiled> {
-    let beside = || gate.map(Gate::share);
+fn in_steps(lane: &mut Lane, beside: Option<Beside>, wanted: &Wanted) -> Answered<Profiled> {
+    let gate = beside.map(|beside| beside.gate);
+    let shared = || gate.map(Gate::share);
     let reference = lane.reference()?;
+    let portion = beside.map(|beside| beside.memory.take(UNDESCRIBED_BYTES));
     let described = {
-        let _shared = beside();
+        let _shared = shared();
         reference.describe(wanted.task)?.and_then(varied)
     };
     let described = match described {
         Ok(described) => described,
         Err(error) => return Ok(Err(error)),
     };
+    let _portion = match (beside, described.device.memory_bytes) {
+        (Some(beside), Some(bytes)) => {
+            beside.memory.set_size(bytes);
+            portion.map(|portion| portion.exchange(described.working_bytes))
+        }
+        _ => portion,
+    };
     let mut screened = None;
     while wanted.screen && screened.is_none() {
-        let _shared = beside();
+        let _shared = shared();
         match reference.screen_step(wanted.task)? {
             Ok(report) => screened = report,
             Err(error) => return Ok(Err(error)),

@@ -10,6 +10,7 @@ mod clock;
 mod draft;
 mod judging;
 mod lane;
+mod memory;
 mod pool;
 mod random;
 mod sanitize;
@@ -176,8 +177,8 @@ impl Evaluator {
     pub fn profile(&self, wanted: &Wanted) -> Answered<Profiled> {
         let wanted = Wanted { kernel_times: wanted.kernel_times && self.is_gpu, ..*wanted };
         self.on_a_card(|seat| {
-            settled(seat.measure(|lane, gate| {
-                let answered = baselines::profile(lane, gate, &wanted);
+            settled(seat.measure(|lane, beside| {
+                let answered = baselines::profile(lane, beside, &wanted);
                 lane.keep_if(answered.is_ok());
                 answered
             }))

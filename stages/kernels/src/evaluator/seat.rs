@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::lane::{Lane, Source};
+use super::memory::Memory;
 use super::pool::{Lent, Pool};
 use crate::fault::EvaluatorError;
 use crate::gate::{Alone, Gate, Shared};
@@ -21,6 +22,7 @@ const CLOCKS: usize = 3;
 /// A GPU, or the CPU.
 pub struct Card {
     gate: Gate,
+    memory: Memory,
     lanes: Pool<Lane>,
     clocks: Pool<Lane>,
     /// Read by who works beside others, written by who has the card to himself; writers go first.
@@ -42,6 +44,7 @@ impl Card {
         let pool = |size| Pool::new((0..size).map(|_| Lane::new(source.clone())));
         Self {
             gate: Gate::new(clocks, file.as_deref()),
+            memory: Memory::default(),
             lanes: pool(lanes),
             clocks: pool(clocks),
             company: RwLock::new(()),
@@ -103,6 +106,15 @@ pub struct Whole<'a> {
     _company: RwLockWriteGuard<'a, ()>,
 }
 
+/// What those who work beside each other share.
+#[derive(Clone, Copy)]
+pub struct Beside<'a> {
+    /// Who may use the GPU.
+    pub gate: &'a Gate,
+    /// How much of its memory.
+    pub memory: &'a Memory,
+}
+
 /// Where work is done.
 pub enum Seat<'a> {
     /// Beside others.
@@ -138,11 +150,11 @@ impl Seat<'_> {
 
     /// Does what others may do at the same time and takes times in between; `work` goes through the gate itself, where
     /// there is one.
-    pub fn measure<T>(&mut self, work: impl FnOnce(&mut Lane, Option<&Gate>) -> T) -> T {
+    pub fn measure<T>(&mut self, work: impl FnOnce(&mut Lane, Option<Beside>) -> T) -> T {
         match self {
             Self::Beside(card) => {
                 let _company = card.company();
-                work(&mut card.lanes.take(), Some(&card.gate))
+                work(&mut card.lanes.take(), Some(Beside { gate: &card.gate, memory: &card.memory }))
             }
             Self::Whole(whole) => work(&mut whole.lane, None),
         }
