@@ -13,6 +13,7 @@ mod kills;
 mod limits;
 mod messages;
 mod programs;
+mod rejected;
 mod row_sharing;
 mod rows_model;
 mod s3;

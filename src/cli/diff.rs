@@ -14,7 +14,7 @@ use super::runs::{outcome, run_by_word};
 use super::{CliError, Exit, print, print_json};
 use crate::artifact::{Artifact, ColumnInfo};
 use crate::digest::Digest;
-use crate::execute::seconds;
+use crate::execute::seconds_of;
 use crate::key::{InputIdentity, MissReason, difference};
 use crate::store::record::has_result;
 use crate::store::{Record, RowCounts, RunManifest, StageEntry, Store, StoreError};
@@ -380,10 +380,7 @@ impl Comparison {
     fn runs_in_words(&self) -> String {
         let width = self.runs.a.pipeline.len().max(self.runs.b.pipeline.len());
         let line = |name: &str, run: &RunSide| {
-            let took = run.ended_at.map(|ended| {
-                let took = std::time::Duration::from_secs_f64((ended - run.started_at).max(0.0));
-                format!("  {}", seconds(took))
-            });
+            let took = run.ended_at.map(|ended| format!("  {}", seconds_of(ended - run.started_at)));
             let (when, took) = (when(run.started_at), took.unwrap_or_default());
             format!("{name}  {}  {:<width$}  {when}  {:<11}{took}\n", run.run, run.pipeline, run.outcome)
         };

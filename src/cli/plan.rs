@@ -15,6 +15,7 @@ use crate::plan::graph::Graph;
 use crate::plan::{Planner, StagePlan, Verdict};
 use crate::schedule;
 use crate::spec::Pipeline;
+use crate::store::RowCounts;
 
 /// Options of `plan`.
 #[derive(Args)]
@@ -265,6 +266,14 @@ fn described(pipeline: &Pipeline, index: usize, plan: &StagePlan, is_fresh: bool
         identity.iter().for_each(|identity| identified(identity, &mut text));
     }
     if let Verdict::Hit { record, .. } = &plan.verdict {
+        if let Some(rows) = record.rows {
+            let RowCounts { total, executed, reused, rejected, .. } = rows;
+            let list = format!(" (cuda-agent show '{}' --rejected)", stage.name);
+            let list = if rejected > 0 { list } else { String::new() };
+            text.push_str(&format!(
+                "  rows     {total}: {executed} executed, {reused} reused, {rejected} rejected{list}\n"
+            ));
+        }
         for (port, artifact) in &record.outputs {
             let rows = artifact.rows.map(|rows| format!("{rows} rows, ")).unwrap_or_default();
             let size = schedule::bytes(artifact.size);

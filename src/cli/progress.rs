@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressState, ProgressStyle};
 
 use crate::event::{RunEvent, RunOutcome, StageOutcome, Subscriber};
-use crate::execute::seconds;
+use crate::execute::{seconds, seconds_of};
 use crate::key::MissReason;
 use crate::store::RowCounts;
 
@@ -43,7 +43,7 @@ fn pace(done: u64, total: Option<u64>, took: Duration) -> String {
     let rate = rate(per_second);
     match total {
         _ if rate.is_empty() => String::new(),
-        Some(left) => format!(", {rate}, {} left", seconds(Duration::from_secs_f64(left as f64 / per_second))),
+        Some(left) => format!(", {rate}, {} left", seconds_of(left as f64 / per_second)),
         None => format!(", {rate}"),
     }
 }
@@ -91,11 +91,11 @@ pub fn line(event: &RunEvent) -> Option<String> {
             level => format!("{stage}: {level}: {}", printable(message)),
         },
         RunEvent::StageRetry { stage, message, wait_s } => {
-            format!("{stage}: {message}; trying again in {}", seconds(Duration::from_secs_f64(*wait_s)))
+            format!("{stage}: {message}; trying again in {}", seconds_of(*wait_s))
         }
         RunEvent::StageFinished { stage, outcome, duration_s, rows } => match outcome {
             StageOutcome::Done => {
-                let took = seconds(Duration::from_secs_f64(*duration_s));
+                let took = seconds_of(*duration_s);
                 format!("{stage}: done in {took}{}", rows.map(|rows| counted(&rows)).unwrap_or_default())
             }
             StageOutcome::Failed { message, hint, log_tail, folder } => {
@@ -106,6 +106,12 @@ pub fn line(event: &RunEvent) -> Option<String> {
         },
         RunEvent::RunFinished { outcome, duration_s, hits, executed, failed, skipped } => {
             summary(*outcome, *duration_s, *hits, *executed, *failed, *skipped)
+        }
+        RunEvent::StageHit { stage, rows: Some(rows) } if rows.rejected > 0 => {
+            let RowCounts { rejected, total, .. } = rows;
+            format!(
+                "{stage}: up to date; {rejected} of {total} rows are rejected (cuda-agent show '{stage}' --rejected)"
+            )
         }
         RunEvent::StageHit { .. } | RunEvent::Metric { .. } | RunEvent::Message { .. } => return None,
     })
@@ -175,7 +181,7 @@ fn summary(
     failed: usize,
     skipped: usize,
 ) -> String {
-    let took = seconds(Duration::from_secs_f64(duration_s));
+    let took = seconds_of(duration_s);
     let mut parts = vec![format!("{executed} executed"), format!("{hits} up to date")];
     if failed > 0 {
         parts.push(format!("{failed} failed"));

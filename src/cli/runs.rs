@@ -137,7 +137,7 @@ fn in_words(run: &RunManifest) -> String {
     let width = run.stages.keys().map(String::len).max().unwrap_or(0).min(40);
     for (stage, entry) in run.in_order() {
         let took = entry.duration_s.map(span).unwrap_or_default();
-        let rows = entry.rows.as_ref().map(counted).unwrap_or_default();
+        let rows = entry.rows.as_ref().map(|rows| counted(rows, entry.outcome == "hit")).unwrap_or_default();
         let notes: Vec<&str> = [rows.as_str(), entry.message.as_deref().unwrap_or_default()]
             .into_iter()
             .filter(|note| !note.is_empty())
@@ -149,12 +149,16 @@ fn in_words(run: &RunManifest) -> String {
 }
 
 fn span(seconds: f64) -> String {
-    crate::execute::seconds(std::time::Duration::from_secs_f64(seconds.max(0.0)))
+    crate::execute::seconds_of(seconds)
 }
 
-fn counted(rows: &RowCounts) -> String {
+/// Of a result that was there, only what still holds.
+fn counted(rows: &RowCounts, is_hit: bool) -> String {
     let RowCounts { total, executed, reused, rejected, failed } = rows;
-    let mut text = format!("{total} rows: {executed} executed, {reused} reused");
+    let mut text = format!("{total} rows");
+    if !is_hit {
+        text.push_str(&format!(": {executed} executed, {reused} reused"));
+    }
     for (count, what) in [(rejected, "rejected"), (failed, "failed")] {
         if *count > 0 {
             text.push_str(&format!(", {count} {what}"));
@@ -198,11 +202,13 @@ pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliEr
         let id = run.run.clone();
         let count = |word: &str| run.stages.values().filter(|entry| entry.outcome == word).count();
         let took = run.ended_at.map_or(crate::now(), |end| end) - run.started_at;
-        let took = crate::execute::seconds(std::time::Duration::from_secs_f64(took.max(0.0)));
+        let took = crate::execute::seconds_of(took);
         let accepted = Some(count("accepted")).filter(|accepted| *accepted > 0);
         let accepted = accepted.map(|accepted| format!(", {accepted} accepted")).unwrap_or_default();
+        let rejected: u64 = run.stages.values().filter_map(|entry| entry.rows).map(|rows| rows.rejected).sum();
+        let rejected_rows = if rejected > 0 { format!(", {rejected} rows rejected") } else { String::new() };
         lines.push_str(&format!(
-            "{id}  {:<16}  {:<11}  {took:>8}  {} executed, {} up to date, {} failed{accepted}\n",
+            "{id}  {:<16}  {:<11}  {took:>8}  {} executed, {} up to date, {} failed{accepted}{rejected_rows}\n",
             run.pipeline,
             outcome(&run),
             count("done"),
@@ -212,7 +218,7 @@ pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliEr
         values.push(json!({
             "run": id, "pipeline": run.pipeline, "outcome": outcome(&run), "started_at": run.started_at,
             "ended_at": run.ended_at, "executed": count("done"), "hits": count("hit"), "failed": count("failed"),
-            "accepted": count("accepted"),
+            "accepted": count("accepted"), "rejected_rows": rejected,
         }));
     }
     if project.common.json {

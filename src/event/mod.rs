@@ -27,6 +27,8 @@ pub enum RunEvent {
     StageHit {
         /// The stage.
         stage: String,
+        /// For a by-row stage, of when it was made.
+        rows: Option<RowCounts>,
     },
     /// A stage starts, for the first time or again.
     StageStarted {

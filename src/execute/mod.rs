@@ -804,8 +804,8 @@ impl<'e, 'a> Run<'e, 'a> {
         match verdict {
             Verdict::Hit { record, generation } => {
                 let is_shared = self.engine.store.is_shared(&record, generation);
-                let (key, base) = (resolved.key, resolved.base);
-                self.hit(index, Found { key, base, outputs: record.outputs, is_shared });
+                let (key, base, rows) = (resolved.key, resolved.base, record.rows);
+                self.hit(index, Found { key, base, rows, outputs: record.outputs, is_shared });
             }
             Verdict::Miss { reasons, generation } => {
                 if let Some(lack) = self.engine.pools().lack(&self.engine.need(self.stage(index))) {
@@ -832,8 +832,9 @@ impl<'e, 'a> Run<'e, 'a> {
 
     fn hit(&mut self, index: usize, found: Found) {
         self.enter(index, Some((found.key, found.base)), "hit", None);
+        self.enter_rows(index, found.rows);
         self.report.hits += 1;
-        self.tell(RunEvent::StageHit { stage: self.stage(index).name.clone() });
+        self.tell(RunEvent::StageHit { stage: self.stage(index).name.clone(), rows: found.rows });
         if !found.is_shared {
             // Found on this machine only, or not known to be whole in the shared store. It is a job, so that the run does
             // not end before.
@@ -1143,6 +1144,13 @@ impl<'e, 'a> Run<'e, 'a> {
         self.manifest.stages.insert(self.stage(index).name.clone(), entry);
     }
 
+    /// What is said of the rows of a stage that was just entered.
+    fn enter_rows(&mut self, index: usize, rows: Option<RowCounts>) {
+        if let Some(entry) = self.manifest.stages.get_mut(&self.stage(index).name) {
+            entry.rows = rows;
+        }
+    }
+
     /// How long a stage that was just entered took, and how it came by its rows.
     fn enter_work(&mut self, index: usize, duration_s: f64, rows: Option<RowCounts>) {
         if let Some(entry) = self.manifest.stages.get_mut(&self.stage(index).name) {
@@ -1265,6 +1273,11 @@ fn backoff(retry: &Retry, attempt: u32) -> Duration {
     retry.backoff.saturating_mul(1 << attempt.saturating_sub(1).min(20)).min(retry.max_backoff)
 }
 
+/// Seconds for people, whatever somebody wrote into a manifest: more than a duration holds are the most that it holds.
+pub fn seconds_of(count: f64) -> String {
+    seconds(Duration::try_from_secs_f64(count.max(0.0)).unwrap_or(Duration::MAX))
+}
+
 /// A time for people.
 pub fn seconds(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
@@ -1273,5 +1286,16 @@ pub fn seconds(duration: Duration) -> String {
         s if s < 120.0 => format!("{s:.0} s"),
         s if s < 7200.0 => format!("{:.0} min", s / 60.0),
         s => format!("{:.1} h", s / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_number_of_seconds_can_be_told() {
+        assert_eq!([seconds_of(1.5), seconds_of(-3.0), seconds_of(f64::NAN)], ["1.5 s", "0.0 s", "0.0 s"]);
+        assert!(seconds_of(1e300).ends_with(" h") && seconds_of(f64::INFINITY).ends_with(" h"));
     }
 }

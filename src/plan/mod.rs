@@ -20,7 +20,7 @@ use crate::host::{Host, ToolchainError};
 use crate::key::{self, InputIdentity, MissReason, Preimage, ProgramIdentity};
 use crate::rows::index::RowError;
 use crate::spec::{Command, Pipeline, Source, Stage};
-use crate::store::{CONCURRENT, Hint, Record, Store, StoreError};
+use crate::store::{CONCURRENT, Hint, Record, RowCounts, Store, StoreError};
 use history::History;
 use inputs::{FileCache, Hurry, Input};
 
@@ -151,6 +151,8 @@ pub struct Found {
     pub key: Digest,
     /// For by-row stages: what row results are filed under.
     pub base: Option<Digest>,
+    /// For by-row stages: how its rows were come by.
+    pub rows: Option<RowCounts>,
     /// What it made.
     pub outputs: Outputs,
     /// Whether others have it too, or need not.
@@ -181,7 +183,8 @@ impl Hit for Found {
             return None;
         };
         let is_shared = store.is_shared(&record, generation);
-        Some(Self { key: resolved.key, base: resolved.base, outputs: record.outputs, is_shared })
+        let (key, base, rows) = (resolved.key, resolved.base, record.rows);
+        Some(Self { key, base, rows, outputs: record.outputs, is_shared })
     }
 
     fn made(&self) -> Option<&Outputs> {

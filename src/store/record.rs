@@ -144,7 +144,7 @@ pub struct StageEntry {
     /// Seconds that it took, attempts and waiting for another try included; absent where it was not executed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_s: Option<f64>,
-    /// Of a by-row stage that was executed.
+    /// Of a by-row stage with a result: how that came by its rows when it was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<RowCounts>,
     /// Absent where it never became known.

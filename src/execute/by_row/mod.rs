@@ -53,7 +53,8 @@ pub async fn execute(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
     }
     // What this run did in earlier attempts, or before it had to wait for others, was done in this run, too.
     let pass = job.pass();
-    let rejections = results.rejections();
+    let mut rejections = results.rejections();
+    rejections.sort_by_cached_key(|(digest, _)| rows.position(digest));
     let counts = RowCounts {
         total: rows.digests.len() as u64,
         executed: pass.executed + failed,
