@@ -173,6 +173,12 @@ class Screening:
             self._task.policy.apply()
 
 
+MOVES = ("clone", "detach", "_to_copy", "copy_", "set_")
+"""Operators that compute nothing. What a copy leaves unwritten may hold the values of the forward before."""
+IN_UNIT_INTERVAL = ("binary_cross_entropy",)
+"""Operators whose first argument lies between 0 and 1. On a GPU any other value ends the process's context."""
+
+
 class LeaveOut(TorchDispatchMode):
     """Counts the operators that could be left out (output and first argument alike), and leaves out one of them."""
 
@@ -182,6 +188,8 @@ class LeaveOut(TorchDispatchMode):
         self.names = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket.__name__ in IN_UNIT_INTERVAL and not bool(((args[0] >= 0) & (args[0] <= 1)).all()):
+            raise ValueError(f"{function.overloadpacket.__name__} is given values that are not between 0 and 1")
         result = function(*args, **(kwargs or {})) if not self._is_next_in_place(function, args) else args[0]
         if not (self._could_go(function, args) and alike(args[0], result)):
             return result
@@ -194,8 +202,8 @@ class LeaveOut(TorchDispatchMode):
 
     @staticmethod
     def _could_go(function, args):
-        copies = function.overloadpacket.__name__ in ("clone", "detach", "_to_copy")
-        return bool(args) and isinstance(args[0], torch.Tensor) and not function.is_view and not copies
+        moves = function.overloadpacket.__name__ in MOVES
+        return bool(args) and isinstance(args[0], torch.Tensor) and not function.is_view and not moves
 
 
 def alike(one, other):

@@ -745,6 +745,8 @@ SCREENED = {
     ),
     "identity": (model("x: return x + 1e-4", "[torch.randn(20)]"), "paper", {"copy:x", "identity:add#0"}),
     "fresh norm": (NORM, "strict", set()),
+    # The parts of its output are copied into a new tensor.
+    "copies": (model("x: return F.pad(x, (2, 2), mode='circular') * 3", "[torch.randn(4, 4, 20)]"), "strict", set()),
 }  # fmt: skip
 
 
@@ -754,9 +756,16 @@ def test_screening(connection, name):
     reply = connection.ask("screen", task=make_task(code, policy))
     degenerate = set(reply["passes"]) - {"float16", "bfloat16"}
     assert expected <= degenerate, reply
-    if name in ("honest", "unused input", "dead operator", "fresh norm"):
+    if name in ("honest", "unused input", "dead operator", "fresh norm", "copies"):
         assert degenerate == expected
     assert set(reply["passes"]) <= set(reply["tried"])
+
+
+def test_what_a_gpu_does_not_survive_is_not_tried(connection):
+    loss = "x, y: return F.binary_cross_entropy(torch.sigmoid(x) , y, reduction='none')"
+    reply = connection.ask("screen", task=make_task(model(loss, "[torch.randn(50), torch.rand(50)]")))
+    assert reply["failed"]["identity:sigmoid#0"].startswith("ValueError: binary_cross_entropy is given values")
+    assert not set(reply["passes"]) - {"float16", "bfloat16"}
 
 
 def test_screening_tells_ranges_and_sensitivity(connection):

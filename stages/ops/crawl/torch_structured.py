@@ -211,7 +211,7 @@ for _digits in (1, 2, 3):
 HIDDEN = pick(32, 48, 64, 96)
 
 
-def cell(call, gates, states=("hidden",)):
+def cell(call, gates, states=("hidden",), biases=()):
     """A step of a recurrent network as a function of its weights."""
     scale, rows, symbols = "hidden_size ** -0.5", "hidden_size", {"hidden_size": HIDDEN}
     if gates > 1:
@@ -220,15 +220,18 @@ def cell(call, gates, states=("hidden",)):
     return [draft(call, ranks=[2], symbols=symbols, operands=[
         *(operand(state, ["shape[0]", "hidden_size"]) for state in states),
         operand("input_weight", [rows, "shape[1]"], roles=["parameter"], scale=scale),
-        operand("hidden_weight", [rows, "hidden_size"], roles=["parameter"], scale=scale)])]
+        operand("hidden_weight", [rows, "hidden_size"], roles=["parameter"], scale=scale),
+        *(operand(bias, [rows], roles=["parameter"], scale=scale) for bias in biases)])]
 
 
 STRUCTURED |= {
     f"torch.{name}": cell(f"torch.{name}({{x}}, {{hidden}}, {{input_weight}}, {{hidden_weight}})", gates)
     for name, gates in (("rnn_tanh_cell", 1), ("rnn_relu_cell", 1), ("gru_cell", 3))
 }
+# Without its biases it does not compile on a GPU.
 STRUCTURED["torch.lstm_cell"] = cell(
-    "torch.lstm_cell({x}, ({hidden}, {memory}), {input_weight}, {hidden_weight})[0]", 4, ("hidden", "memory"))
+    "torch.lstm_cell({x}, ({hidden}, {memory}), {input_weight}, {hidden_weight}, {input_bias}, {hidden_bias})[0]", 4,
+    ("hidden", "memory"), ("input_bias", "hidden_bias"))
 
 # ---- torch: what takes indices along the channels, masks, arrangements, vectors of three
 

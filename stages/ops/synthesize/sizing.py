@@ -12,6 +12,9 @@ LEAST_TARGET, TARGET_SLOPE = 1.5, 0.45
 SLACK_BELOW, SLACK_ABOVE = 1.2, 1.25
 MOST_ELEMENTS = 2**31 - 1
 FLOAT_BYTES, INDEX_BYTES = 4, 8
+# By how much more a task with such an operator aims at: on an H200 half of 150 transposed convolutions took less than
+# 0.6 of their estimate, so that one in eight fell below the range.
+LATITUDE = {"convolution": 1.6}
 # Values that an operator makes beside its output, in outputs.
 TEMPORARIES = {"attention": 3, "recurrent": 2, "similarity": 1, "normalization": 1, "loss": 1, "ordering": 2}
 
@@ -28,8 +31,10 @@ class Window:
         self.least = max(low, first / SLACK_BELOW) if first <= high else low
         self.most = min(high, last * SLACK_ABOVE)
 
-    def target(self, rng):
-        return math.exp(rng.uniform(math.log(self.first), math.log(self.last)))
+    def target(self, rng, families=()):
+        """Drawn on a logarithmic scale; higher for families whose estimates are often too high."""
+        drawn = math.exp(rng.uniform(math.log(self.first), math.log(self.last)))
+        return min(self.last, drawn * max((LATITUDE.get(family, 1.0) for family in families), default=1.0))
 
 
 def batch_for(target, window, milliseconds, most):

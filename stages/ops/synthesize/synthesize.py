@@ -120,8 +120,8 @@ class Synthesizer:
     def _attempt(self, rng, order):
         """One attempt to make a task of operators in an order; raises Misfit."""
         chain = compose(rng, [self.rows[m.operator] for m in order], start_ranks(order), self.params["device"])
-        sized = batch_for(self.window.target(rng), self.window, chain_milliseconds(self.rates, chain),
-                          most_batch(chain, self.most_bytes))
+        sized = batch_for(self.window.target(rng, [m.family for m in order]), self.window,
+                          chain_milliseconds(self.rates, chain), most_batch(chain, self.most_bytes))
         if isinstance(sized, str):
             raise Misfit(rng.randrange(len(order)), sized)
         batch, estimate = sized

@@ -148,6 +148,7 @@ def check_order(order):
 def test_a_batch_is_within_the_window_and_the_memory(per_sample, fixed, most, seed):
     window = Window(PARAMS)
     target = window.target(random.Random(seed))
+    assert target <= window.target(random.Random(seed), ["convolution", "loss"]) <= window.last
     assert 1.0 < window.least <= window.first <= target <= window.last <= window.most < 100
     def estimate(batch):
         return fixed + per_sample * batch
