@@ -718,7 +718,9 @@ impl<'e, 'a> Run<'e, 'a> {
 
     /// People should know what is waited for. A store that does not answer is spoken of by whoever owns its pulse.
     fn say_what_is_read(&mut self) {
-        for (path, done, total) in self.planner.reading() {
+        const WORTH_A_WORD: u64 = 256 << 20;
+        let large = self.planner.reading().into_iter().filter(|(_, done, total)| *done > 0 && *total >= WORTH_A_WORD);
+        for (path, done, total) in large.collect::<Vec<_>>() {
             let (done, total) = (schedule::bytes(done), schedule::bytes(total));
             let message = format!("reading {} for its digest: {done} of {total}", path.display());
             self.tell(RunEvent::Message { stage: "inputs".into(), level: "info".into(), message });
