@@ -2,7 +2,8 @@
 //!
 //! A kind's **sources** are its manifest, the files and folders that the manifest's `sources:` names, for a Python
 //! kind the protocol's Python twin, and for a Rust kind the packages that its crate's `[dependencies]` and the
-//! protocol's reach in `Cargo.lock`. Tests and bytecode in a named folder do not count.
+//! protocol's reach in `Cargo.lock`. Tests, what only they use (snapshots, clients) and bytecode in a named folder do not
+//! count: an edit of a test misses nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -250,12 +251,22 @@ fn files_below(path: &Path) -> Result<Vec<PathBuf>, String> {
     let mut files = Vec::new();
     for entry in list(path)? {
         let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let is_test = name == "tests" || name == "conftest.py" || (name.starts_with("test_") && name.ends_with(".py"));
-        if !(is_test || name.starts_with('.') || name == "__pycache__" || name.ends_with(".pyc")) {
+        if !(is_test(&name) || name.starts_with('.') || name == "__pycache__" || name.ends_with(".pyc")) {
             files.extend(files_below(&entry)?);
         }
     }
     Ok(files)
+}
+
+/// Whether a file or folder of this name serves tests alone, in Rust or in Python: no result can come from it, so an
+/// edit of it must not change what a kind is.
+fn is_test(name: &str) -> bool {
+    // The last one is the client through which Python tests talk to a server that the engine drives.
+    const NAMES: [&str; 5] = ["tests", "tests.rs", "snapshots", "conftest.py", "reference_client.py"];
+    NAMES.contains(&name)
+        || name.ends_with("_test.rs")
+        || name.ends_with(".snap")
+        || (name.starts_with("test_") && name.ends_with(".py"))
 }
 
 fn list(folder: &Path) -> Result<Vec<PathBuf>, String> {
@@ -421,13 +432,15 @@ mod tests {
     #[test]
     fn tests_and_bytecode_are_no_sources() {
         let folder = tempfile::tempdir().unwrap();
-        for name in ["a.py", "test_a.py", "conftest.py", ".hidden", "b/c.json", "b/__pycache__/d.pyc", "tests/e.py"] {
+        let tests = ["test_a.py", "conftest.py", "reference_client.py", "tests/e.py", "b/tests.rs", "b/f_test.rs"];
+        let others = [".hidden", "b/__pycache__/d.pyc", "b/snapshots/g.snap", "h.snap"];
+        for name in tests.into_iter().chain(others).chain(["a.py", "attest.rs", "b/c.json"]) {
             let path = folder.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "").unwrap();
         }
         let files = files_below(folder.path()).unwrap();
-        assert_eq!(files, [folder.path().join("a.py"), folder.path().join("b/c.json")]);
+        assert_eq!(files, ["a.py", "attest.rs", "b/c.json"].map(|name| folder.path().join(name)));
     }
 
     #[test]
@@ -466,6 +479,9 @@ mod tests {
         assert_eq!(changed_by("stages/ops/python/shared.py"), ["a", "b"]);
         assert_eq!(changed_by("stages/protocol/python/cuda_agent_stage.py"), ["a", "b"]);
         assert_eq!(changed_by("stages/ops/src/lib.rs"), ["c"]);
+        for path in ["tests.rs", "lib_test.rs", "snapshots/lib.snap"] {
+            assert_eq!(changed_by(&format!("stages/ops/src/{path}")), [""; 0], "{path}");
+        }
         assert_eq!(changed_by("stages/protocol/src/lib.rs"), ["c"]);
     }
 }
