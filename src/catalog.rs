@@ -1,6 +1,7 @@
 //! The stage kinds that pipelines can name: built in, or folders with a `stage.yaml`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,6 +19,8 @@ pub struct Kind {
     pub manifest: Arc<Manifest>,
     /// What identifies its program.
     pub identity: ProgramIdentity,
+    /// Files of the program that may be executed.
+    pub executable: BTreeSet<String>,
     /// Its files.
     pub program: ProgramFiles,
     /// Where its manifest is, for people.
@@ -96,7 +99,8 @@ impl Catalog {
         program: ProgramFiles,
     ) -> Result<(), CatalogError> {
         let manifest = spec::parse_manifest(manifest, Path::new(origin)).map_err(CatalogError::Manifest)?;
-        self.add(Kind { manifest: Arc::new(manifest), identity, program, origin: origin.to_owned() })
+        let (executable, origin) = (BTreeSet::new(), origin.to_owned());
+        self.add(Kind { manifest: Arc::new(manifest), identity, executable, program, origin })
     }
 
     /// Adds a kind.
@@ -160,9 +164,9 @@ fn load_folder(path: &Path) -> Result<Kind, CatalogError> {
         files.extend(source_files(folder, source)?);
     }
     let (files, folder) = rooted(files);
-    let identity = ProgramIdentity::Files(digests(&files)?);
+    let (identity, executable) = (ProgramIdentity::Files(digests(&files)?), executables(&files)?);
     let program = ProgramFiles::Disk { files, folder };
-    Ok(Kind { manifest: Arc::new(manifest), identity, program, origin: path.display().to_string() })
+    Ok(Kind { manifest: Arc::new(manifest), identity, executable, program, origin: path.display().to_string() })
 }
 
 /// What to say of a source or file that is not there.
@@ -170,7 +174,7 @@ const NO_SOURCE: &str = "declared under `sources:` or `files:`, but it does not 
 
 /// Files of one declared source, by path relative to `folder` (which may start with `..`).
 pub fn source_files(folder: &Path, source: &str) -> Result<Vec<(String, PathBuf)>, ArtifactError> {
-    let source = source.trim_end_matches('/');
+    let source = &without_detours(source.trim_end_matches('/'));
     if !folder.join(source).exists() {
         let path = folder.join(source);
         return Err(ArtifactError::Malformed { path: path.display().to_string(), message: NO_SOURCE.into() });
@@ -189,6 +193,30 @@ pub fn digests(files: &[(String, PathBuf)]) -> Result<BTreeMap<String, Digest>, 
         .collect()
 }
 
+/// Names of files that their owner may execute.
+pub fn executables(files: &[(String, PathBuf)]) -> Result<BTreeSet<String>, ArtifactError> {
+    let mut executable = BTreeSet::new();
+    for (path, real) in files {
+        let metadata = std::fs::metadata(real).map_err(ArtifactError::io(real))?;
+        if metadata.permissions().mode() & 0o100 != 0 {
+            executable.insert(path.clone());
+        }
+    }
+    Ok(executable)
+}
+
+/// A path whose `..` all come first: `lib/../../x.py` would name a file outside of where it is copied to.
+fn without_detours(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match (part, parts.last()) {
+            ("..", Some(last)) if !matches!(*last, "" | "." | "..") => drop(parts.pop()),
+            _ => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
 /// Sources may lie above the manifest (`../shared/x.py`): moves the root up far enough that no path starts with
 /// `..`, and says where the manifest's folder is below it.
 fn rooted(files: Vec<(String, PathBuf)>) -> (Vec<(String, PathBuf)>, String) {
@@ -197,8 +225,17 @@ fn rooted(files: Vec<(String, PathBuf)>) -> (Vec<(String, PathBuf)>, String) {
     if depth == 0 {
         return (files, String::new());
     }
-    // Names of the folders above are this machine's own; they must not show in identities.
-    let folder: Vec<String> = (0..depth).map(|level| format!("folder{}", depth - level)).collect();
+    // Names of the folders above are this machine's own; they must not show in identities. A made-up name must not be
+    // that of a real folder, whose files would then lie where the kind's own do.
+    let is_taken = |name: &str| files.iter().any(|(path, _)| path.split('/').any(|part| part == name));
+    let made_up = |number: usize| {
+        let mut name = format!("folder{number}");
+        while is_taken(&name) {
+            name.push('_');
+        }
+        name
+    };
+    let folder: Vec<String> = (0..depth).map(|level| made_up(depth - level)).collect();
     let place = |path: &str| {
         let up = ups(path);
         let kept: Vec<&str> = folder[..depth - up].iter().map(String::as_str).collect();
@@ -206,7 +243,8 @@ fn rooted(files: Vec<(String, PathBuf)>) -> (Vec<(String, PathBuf)>, String) {
         let prefix = if kept.is_empty() { String::new() } else { format!("{}/", kept.join("/")) };
         format!("{prefix}{}", rest.display())
     };
-    (files.into_iter().map(|(path, real)| (place(&path), real)).collect(), folder.join("/"))
+    let placed = files.iter().map(|(path, real)| (place(path), real.clone())).collect();
+    (placed, folder.join("/"))
 }
 
 #[cfg(test)]
@@ -221,5 +259,58 @@ mod tests {
         let paths: Vec<&str> = files.iter().map(|(path, _)| path.as_str()).collect();
         assert_eq!(folder, "folder2/folder1");
         assert_eq!(paths, ["folder2/folder1/stage.yaml", "folder2/folder1/main.py", "folder2/shared/x.py", "y.py"]);
+    }
+
+    fn names(folder: &Path) -> BTreeMap<String, String> {
+        let kind = load_folder(&folder.join("stage.yaml")).unwrap();
+        let ProgramFiles::Disk { files, .. } = kind.program else { panic!("a folder's files are on disk") };
+        files.into_iter().map(|(name, real)| (name, std::fs::read_to_string(real).unwrap())).collect()
+    }
+
+    fn kind(folder: &Path, sources: &str, files: &[(&str, &str)]) {
+        let manifest = format!(
+            "name: x/y\nversion: 1.0.0\nsummary: x\noutputs: {{ out: {{ type: tree }} }}\nrun: [x]\nsources: {sources}\n"
+        );
+        for (path, text) in files.iter().chain([&("own/stage.yaml", manifest.as_str())]) {
+            let path = folder.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_real_folder_with_a_made_up_name_takes_no_place_of_the_kinds_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = [("own/helper.py", "own"), ("folder1/helper.py", "other"), ("folder1_/x.py", "x")];
+        kind(folder.path(), "[helper.py, ../folder1/helper.py, ../folder1_/x.py]", &files);
+        let names = names(&folder.path().join("own"));
+        assert_eq!(names["folder1__/helper.py"], "own");
+        assert_eq!(names["folder1/helper.py"], "other");
+        assert_eq!(names.len(), 4);
+    }
+
+    #[test]
+    fn a_detour_through_a_folder_leads_nowhere_else() {
+        let folder = tempfile::tempdir().unwrap();
+        kind(
+            folder.path(),
+            "[lib/../../above.py, lib/../x.py]",
+            &[("above.py", "above"), ("own/x.py", "x"), ("own/lib/z", "")],
+        );
+        let names: Vec<String> = names(&folder.path().join("own")).into_keys().collect();
+        assert_eq!(names, ["above.py", "folder1/stage.yaml", "folder1/x.py"]);
+        for path in ["x", "./x", "../x", "../../a/b", "a/b/", ""] {
+            assert_eq!(without_detours(path), path, "left as it is, since names count in keys");
+        }
+    }
+
+    #[test]
+    fn the_executable_bit_of_a_source_is_known() {
+        let folder = tempfile::tempdir().unwrap();
+        kind(folder.path(), "[a.sh, b.sh]", &[("own/a.sh", ""), ("own/b.sh", "")]);
+        let path = folder.path().join("own/b.sh");
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o744)).unwrap();
+        let kind = load_folder(&folder.path().join("own/stage.yaml")).unwrap();
+        assert_eq!(kind.executable, BTreeSet::from(["b.sh".to_owned()]));
     }
 }

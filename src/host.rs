@@ -139,7 +139,7 @@ impl Host {
 
     /// Asking the interpreter takes a tenth of a second, so its answer is kept until a folder of packages changes.
     fn read_versions(&self) -> Result<Versions, ToolchainError> {
-        let file = self.cache.join("python.json");
+        let file = self.cache.join("interpreter.json");
         let kept: Option<Versions> = std::fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         if let Some(kept) = kept
             && kept.interpreter == self.python
@@ -159,7 +159,7 @@ impl Host {
     fn ask_python(&self) -> Result<Versions, ToolchainError> {
         const QUESTION: &str = "import json, platform, sys, importlib.metadata as m\n\
             print(json.dumps([platform.python_version(), [p for p in sys.path if p], \
-            {d.metadata['Name']: d.version for d in m.distributions() if d.metadata['Name']}]))";
+            [[d.metadata['Name'], d.version or ''] for d in m.distributions() if d.metadata['Name']]]))";
         let no_python =
             |message: String| ToolchainError::NoPython { python: self.python.display().to_string(), message };
         let output = std::process::Command::new(&self.python)
@@ -169,19 +169,23 @@ impl Host {
         if !output.status.success() {
             return Err(no_python(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
         }
-        let (python, path, packages): (String, Vec<PathBuf>, BTreeMap<String, String>) =
+        let (python, path, found): (String, Vec<PathBuf>, Vec<(String, String)>) =
             serde_json::from_slice(&output.stdout).map_err(|error| no_python(error.to_string()))?;
         let mut stamps: BTreeMap<PathBuf, u128> =
             path.into_iter().filter_map(|path| modified(&path).map(|stamp| (path, stamp))).collect();
         if let Some(stamp) = modified(&self.python) {
             stamps.insert(self.python.clone(), stamp);
         }
-        let packages = packages.into_iter().map(|(name, version)| (normalized(&name), version)).collect();
+        let mut packages = BTreeMap::new();
+        for (name, version) in found {
+            // A package may be installed in several places of the path: the first one is what Python imports.
+            packages.entry(normalized(&name)).or_insert(version);
+        }
         Ok(Versions { interpreter: self.python.clone(), stamps, python, packages })
     }
 }
 
-fn modified(path: &Path) -> Option<u128> {
+pub(crate) fn modified(path: &Path) -> Option<u128> {
     let modified = std::fs::metadata(path).ok()?.modified().ok()?;
     Some(modified.duration_since(std::time::UNIX_EPOCH).ok()?.as_nanos())
 }
@@ -207,7 +211,7 @@ pub fn is_bare(program: &Path) -> bool {
 /// Where a program is: programs start in folders of their own, and what was learned of an interpreter is kept under
 /// its path. Links are left as they are, since a virtual environment's interpreter is one. A bare name that is nowhere
 /// on `search` stays, so that starting it tells what is wrong.
-fn located(program: &Path, search: &OsStr) -> PathBuf {
+pub(crate) fn located(program: &Path, search: &OsStr) -> PathBuf {
     let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
     if !is_bare(program) {
         return absolute(program.to_owned());
@@ -349,7 +353,8 @@ mod tests {
     fn interpreter(folder: &Path, version: u64) -> PathBuf {
         let python = folder.join("python3");
         std::fs::create_dir_all(folder).unwrap();
-        let answer = format!("#!/bin/sh\necho '[\"{version}\", [], {{\"torch\": \"{version}\"}}]'\n");
+        let answer =
+            format!("#!/bin/sh\necho '[\"{version}\", [], [[\"torch\", \"{version}\"], [\"Torch\", \"0\"]]]'\n");
         // Another process writes it: a file that this one had open for writing might still be so in a child that
         // another test is starting, and could not be executed.
         let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
@@ -402,7 +407,7 @@ mod tests {
         assert_eq!(version(&new), "2", "another PATH is another interpreter");
         interpreter(new.parent().unwrap(), 3);
         assert_eq!(version(&new), "3", "the interpreter was replaced");
-        assert!(folder.path().join("cache/python.json").exists());
+        assert!(folder.path().join("cache/interpreter.json").exists());
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod digest;
 pub mod event;
 pub mod execute;
 pub mod host;
+pub mod interpreter;
 pub mod key;
 pub mod name;
 pub mod plan;

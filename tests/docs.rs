@@ -1,7 +1,7 @@
 //! What README.md, docs/pipelines.md, docs/share.md and docs/kernels.md show is true: their files are written, and the
 //! commands of the reference and the guides are run.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -82,8 +82,7 @@ fn sandbox(with_packages: bool) -> Sandbox {
     sandbox.write("scripts/report.py", include_str!("fixtures/docs/scripts/report.py"));
     if with_packages {
         use std::os::unix::fs::PermissionsExt;
-        let packages =
-            json!(built_in_packages().iter().map(|name| (name.as_str(), "1.0.0")).collect::<BTreeMap<_, _>>());
+        let packages = json!(built_in_packages().iter().map(|name| (name.as_str(), "1.0.0")).collect::<Vec<_>>());
         let versions = json!(["3.12.0", [], packages]);
         sandbox.write("python", &format!("#!/bin/sh\necho '{versions}'\n"));
         let python = sandbox.path("python");

@@ -9,6 +9,7 @@ mod engine;
 mod evaluator;
 mod fuzz;
 mod gc;
+mod keys;
 mod kills;
 mod limits;
 mod messages;

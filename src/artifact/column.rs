@@ -91,6 +91,22 @@ fn canonical_type(data_type: &DataType) -> Result<DataType, UnsupportedType> {
     })
 }
 
+/// The layout in which programs get values of a logical type: the canonical one, but with the 32-bit offsets that
+/// readers expect.
+pub fn plain_type(data_type: &DataType) -> Result<DataType, UnsupportedType> {
+    fn plain(canonical: DataType) -> DataType {
+        let renamed = |field: &Field| Field::new(field.name(), plain(field.data_type().clone()), true);
+        match canonical {
+            DataType::LargeUtf8 => DataType::Utf8,
+            DataType::LargeBinary => DataType::Binary,
+            DataType::LargeList(item) => DataType::List(renamed(&item).into()),
+            DataType::Struct(fields) => DataType::Struct(fields.iter().map(|field| renamed(field)).collect()),
+            other => other,
+        }
+    }
+    Ok(plain(canonical_type(data_type)?))
+}
+
 /// The Arrow type that a declared column is stored as.
 pub fn arrow_type(column: &ColumnType) -> DataType {
     match column {

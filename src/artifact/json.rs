@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Float64Type, Int64Type, Schema, UInt64Type};
-use arrow::json::ReaderBuilder;
 use arrow::util::display::{ArrayFormatter, FormatOptions};
 use cuda_agent_protocol::ColumnType;
 use serde_json::{Map, Value};
 
 use super::column::{arrow_type, canonical};
+use super::decode;
+pub use super::decode::Misfit;
 
 /// One value of a canonical array (see [`canonical`]) as JSON: binary as hexadecimal, a non-finite float as null.
 pub fn value_at(array: &ArrayRef, index: usize) -> Value {
@@ -83,6 +84,41 @@ pub fn rows(batch: &RecordBatch) -> Vec<Map<String, Value>> {
         .collect()
 }
 
+/// Reads one JSON object. An integer of more than 64 bits is refused: the reader would take the nearest float for it.
+pub fn object(text: &str) -> Result<Map<String, Value>, String> {
+    if let Some(integer) = long_integer(text) {
+        return Err(format!("{integer} is an integer of more than 64 bits; write it as text"));
+    }
+    serde_json::from_str(text).map_err(|error| error.to_string())
+}
+
+/// An integer in JSON that neither `i64` nor `u64` holds.
+pub fn long_integer(text: &str) -> Option<&str> {
+    const SAFE_DIGITS: usize = 18;
+    let bytes = text.as_bytes();
+    let is_number = |byte: &u8| byte.is_ascii_digit() || b"+-.eE".contains(byte);
+    let mut at = 0;
+    while at < bytes.len() {
+        if bytes[at] == b'"' {
+            at += 1;
+            while at < bytes.len() && bytes[at] != b'"' {
+                at += if bytes[at] == b'\\' { 2 } else { 1 };
+            }
+        } else if bytes[at] == b'-' || bytes[at].is_ascii_digit() {
+            let length = bytes[at..].iter().take_while(|byte| is_number(byte)).count();
+            let number = text.get(at..at + length)?;
+            let is_integer = number.bytes().all(|byte| byte == b'-' || byte.is_ascii_digit());
+            if is_integer && length > SAFE_DIGITS && number.parse::<i64>().is_err() && number.parse::<u64>().is_err() {
+                return Some(number);
+            }
+            at += length;
+            continue;
+        }
+        at += 1;
+    }
+    None
+}
+
 /// The Arrow schema of declared columns.
 pub fn schema<'a>(columns: impl IntoIterator<Item = (&'a str, &'a ColumnType)>) -> Arc<Schema> {
     let fields: Vec<Field> =
@@ -90,18 +126,13 @@ pub fn schema<'a>(columns: impl IntoIterator<Item = (&'a str, &'a ColumnType)>) 
     Arc::new(Schema::new(fields))
 }
 
-/// JSON objects as one batch of a schema. An unknown field, or a value that does not fit, is an error that names it.
-pub fn to_batch(rows: &[Map<String, Value>], schema: &Arc<Schema>) -> Result<RecordBatch, String> {
-    let mut decoder = ReaderBuilder::new(schema.clone())
-        .with_strict_mode(true)
-        .with_batch_size(rows.len().max(1))
-        .build_decoder()
-        .map_err(|error| error.to_string())?;
-    decoder.serialize(rows).map_err(|error| error.to_string())?;
-    match decoder.flush().map_err(|error| error.to_string())? {
-        Some(batch) => Ok(batch),
-        None => Ok(RecordBatch::new_empty(schema.clone())),
-    }
+/// JSON objects as one batch of a schema. An unknown field, or a value that its column does not hold exactly, is an
+/// error that names it.
+pub fn to_batch(rows: &[Map<String, Value>], schema: &Arc<Schema>) -> Result<RecordBatch, Misfit> {
+    let columns = decode::columns(rows.iter(), schema.fields())?;
+    let options = RecordBatchOptions::new().with_row_count(Some(rows.len()));
+    let batch = RecordBatch::try_new_with_options(schema.clone(), columns, &options);
+    batch.map_err(|error| Misfit { row: 0, place: String::new(), problem: error.to_string() })
 }
 
 #[cfg(test)]
@@ -151,8 +182,19 @@ mod tests {
     fn wrong_values_are_named() {
         let schema = schema([("a", &ColumnType::Int64)]);
         assert!(to_batch(&[object(json!({"a": "x"}))], &schema).is_err());
-        let message = to_batch(&[object(json!({"b": 1}))], &schema).unwrap_err();
-        assert!(message.contains("'b'"), "{message}");
+        let message = to_batch(&[object(json!({"b": 1}))], &schema).unwrap_err().to_string();
+        assert_eq!(message, "column `b`: it is not declared");
+    }
+
+    #[test]
+    fn integers_that_json_readers_round_are_refused() {
+        assert_eq!(long_integer("{\"a\": 18446744073709551616}"), Some("18446744073709551616"));
+        assert_eq!(long_integer("[-9223372036854775809]"), Some("-9223372036854775809"));
+        let fine = "{\"18446744073709551616\": \"\\\"99999999999999999999\", \"b\": [18446744073709551615, \
+                    -9223372036854775808, 1e30, 123456789012345678901.5, 0.1000000000000000055511151231257827]}";
+        assert_eq!(long_integer(fine), None);
+        let read = super::object;
+        assert!(read("{\"a\": 18446744073709551616}").is_err() && read("{\"a\": 1}").is_ok());
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! What stages make: tables and trees, their logical digests, and the way into and out of the store's blobs.
 
 pub mod column;
+mod decode;
 pub mod json;
+pub mod layout;
 pub mod table;
 pub mod tree;
 
@@ -54,10 +56,13 @@ impl Artifact {
     pub fn identity<'a>(&self, declared: impl ExactSizeIterator<Item = &'a String> + Clone) -> InputIdentity {
         let Some(rows) = self.rows else { return InputIdentity::Tree { digest: self.digest } };
         let counts = |name: &String| declared.len() == 0 || declared.clone().any(|declared| declared == name);
-        let columns = self.columns.iter().filter(|column| counts(&column.name));
+        let columns = || self.columns.iter().filter(|column| counts(&column.name));
         InputIdentity::Table {
             rows,
-            columns: columns.map(|column| (column.name.clone(), (column.column_type.clone(), column.digest))).collect(),
+            columns: columns()
+                .map(|column| (column.name.clone(), (column.column_type.clone(), column.digest)))
+                .collect(),
+            order: columns().map(|column| column.name.clone()).collect(),
         }
     }
 }
@@ -80,6 +85,14 @@ pub enum ArtifactError {
         path: String,
         /// What is wrong.
         message: String,
+    },
+    /// A table that is no Parquet file.
+    #[error("{path} is not a Parquet file, but {found}")]
+    NotParquet {
+        /// Where.
+        path: String,
+        /// What it is instead.
+        found: String,
     },
     /// Content that does not fit what the port declares.
     #[error("{0}")]

@@ -1,7 +1,7 @@
 //! Tables: Parquet files whose identity is their logical content.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ pub struct Batches {
 /// Opens a Parquet file for reading batch by batch. Where cells are large, a batch has fewer rows: arrays count their bytes in
 /// 31 bits, so 8192 cells of a megabyte do not fit into one.
 pub fn reader(path: &Path) -> Result<Batches, ArtifactError> {
-    let file = File::open(path).map_err(ArtifactError::io(path))?;
+    let file = open_parquet(path)?;
     let metadata = ArrowReaderMetadata::load(&file, ArrowReaderOptions::default());
     let metadata = metadata.map_err(ArtifactError::malformed(path))?;
     let groups = metadata.metadata().row_groups().iter();
@@ -112,6 +112,40 @@ impl Iterator for Batches {
             }
         }
     }
+}
+
+/// Opens a Parquet file and reads its footer.
+pub(super) fn open(path: &Path) -> Result<ParquetRecordBatchReaderBuilder<File>, ArtifactError> {
+    ParquetRecordBatchReaderBuilder::try_new(open_parquet(path)?).map_err(ArtifactError::malformed(path))
+}
+
+fn open_parquet(path: &Path) -> Result<File, ArtifactError> {
+    let mut file = File::open(path).map_err(ArtifactError::io(path))?;
+    if let Some(found) = not_parquet(path, &mut file).map_err(ArtifactError::io(path))? {
+        return Err(ArtifactError::NotParquet { path: path.display().to_string(), found });
+    }
+    Ok(file)
+}
+
+/// What a file is that does not begin as Parquet files do; the reader would call it a corrupt one.
+fn not_parquet(path: &Path, file: &mut File) -> std::io::Result<Option<String>> {
+    if path.is_dir() {
+        return Ok(Some("a folder".to_owned()));
+    }
+    let mut first = Vec::new();
+    file.take(12).read_to_end(&mut first)?;
+    if first.starts_with(b"PAR1") || first.starts_with(b"PARE") {
+        return Ok(None);
+    }
+    let name = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+    Ok(Some(match (name.as_str(), first.as_slice()) {
+        (_, []) => "empty".to_owned(),
+        (_, [b'A', b'R', b'R', b'O', b'W', b'1', ..]) => "an Arrow file".to_owned(),
+        ("csv", _) => "CSV".to_owned(),
+        ("tsv", _) => "tab-separated text".to_owned(),
+        ("jsonl" | "ndjson" | "json", _) | (_, [b'{', ..]) => "JSON".to_owned(),
+        (_, first) => format!("begins with {:?}", String::from_utf8_lossy(first)),
+    }))
 }
 
 /// Reads a whole table.
@@ -224,37 +258,62 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
+/// So many rows, or bytes of text, become one batch.
+const LINES: (usize, usize) = (8192, 32 << 20);
+
 fn from_json_lines(lines: &Path, parquet: &Path, declared: &[OutputColumn]) -> Result<(), ArtifactError> {
-    let file = File::open(lines).map_err(ArtifactError::io(lines))?;
-    let place = |line: usize, message: String| ArtifactError::Malformed {
-        path: format!("{}:{line}", file_name(lines)),
-        message,
-    };
-    let mut rows: Vec<Map<String, Value>> = Vec::new();
-    for (index, line) in BufReader::new(file).lines().enumerate() {
-        let line = line.map_err(ArtifactError::io(lines))?;
-        if line.trim().is_empty() {
-            continue;
-        }
-        rows.push(serde_json::from_str(&line).map_err(|error| place(index + 1, error.to_string()))?);
-    }
     let schema = if declared.is_empty() {
-        let values = rows.iter().map(|row| Ok(Value::Object(row.clone())));
+        let rows: Vec<Map<String, Value>> =
+            json_lines(lines)?.map(|row| Ok::<_, ArtifactError>(row?.1)).collect::<Result<_, _>>()?;
+        let values = rows.into_iter().map(|row| Ok(Value::Object(row)));
         let inferred = arrow::json::reader::infer_json_schema_from_iterator(values);
         Arc::new(inferred.map_err(ArtifactError::malformed(lines))?)
     } else {
         json::schema(declared.iter().map(|column| (column.name.as_str(), &column.column_type)))
     };
-    let mut batches = Vec::new();
-    for (chunk, first) in rows.chunks(8192).zip((1..).step_by(8192)) {
-        let batch = json::to_batch(chunk, &schema).map_err(|message| {
-            // Only now is it worth finding the line.
-            let wrong = chunk.iter().position(|row| json::to_batch(std::slice::from_ref(row), &schema).is_err());
-            place(first + wrong.unwrap_or(0), message)
-        })?;
-        batches.push(batch);
+    let file = File::create(parquet).map_err(ArtifactError::io(parquet))?;
+    let mut writer = ArrowWriter::try_new(file, schema.clone(), Some(writer_properties()))
+        .map_err(ArtifactError::malformed(parquet))?;
+    let mut rows = json_lines(lines)?.peekable();
+    while rows.peek().is_some() {
+        let (mut numbers, mut objects, mut bytes) = (Vec::new(), Vec::new(), 0);
+        while objects.len() < LINES.0
+            && bytes < LINES.1
+            && let Some(row) = rows.next()
+        {
+            let (number, object, length) = row?;
+            numbers.push(number);
+            objects.push(object);
+            bytes += length;
+        }
+        let batch = json::to_batch(&objects, &schema);
+        let batch = batch.map_err(|misfit| in_line(lines, numbers[misfit.row], &misfit))?;
+        writer.write(&batch).map_err(ArtifactError::malformed(parquet))?;
     }
-    write(parquet, &schema, &batches)
+    writer.close().map_err(ArtifactError::malformed(parquet))?;
+    Ok(())
+}
+
+/// The number of a line from 1, its object, and the bytes of its text.
+type JsonLine = (usize, Map<String, Value>, usize);
+
+/// The objects of a file of JSON lines. Empty lines are passed over.
+fn json_lines(path: &Path) -> Result<impl Iterator<Item = Result<JsonLine, ArtifactError>>, ArtifactError> {
+    let file = File::open(path).map_err(ArtifactError::io(path))?;
+    let read = move |(number, line): (usize, std::io::Result<String>)| {
+        let line = match line {
+            Err(error) => return Some(Err(ArtifactError::io(path)(error))),
+            Ok(line) if line.trim().is_empty() => return None,
+            Ok(line) => line,
+        };
+        let object = json::object(&line).map_err(|message| in_line(path, number, &message));
+        Some(object.map(|object| (number, object, line.len())))
+    };
+    Ok((1..).zip(BufReader::new(file).lines()).filter_map(read))
+}
+
+fn in_line(lines: &Path, number: usize, message: &impl std::fmt::Display) -> ArtifactError {
+    ArtifactError::Malformed { path: format!("{}:{number}", file_name(lines)), message: message.to_string() }
 }
 
 /// Checks a table against declared columns: each must be there with its type, and no other where `closed`.
@@ -391,10 +450,49 @@ mod tests {
             let _ = std::fs::remove_file(&parquet);
             adopt(&parquet, &[column("a", "int64")]).unwrap_err().to_string()
         };
-        assert!(told("{\"a\":1}\n{\"a\":\"x\"}\n").starts_with("t.jsonl:2: "));
+        assert_eq!(
+            told("{\"a\":1}\n\n\n{\"a\":1.5}\n"),
+            "t.jsonl:4: column `a`: 1.5 is not a value of type int64, and would have been changed"
+        );
         assert!(told("{\"a\":1}\n{\"a\":\n").starts_with("t.jsonl:2: "));
-        assert!(told("{\"b\":1}\n").contains("'b'"));
+        assert_eq!(told("{\"b\":1}\n"), "t.jsonl:1: column `b`: it is not declared");
         assert!(adopt(&folder.path().join("u.parquet"), &[]).unwrap_err().to_string().contains("neither"));
+    }
+
+    #[test]
+    fn many_json_lines_are_read_in_parts() {
+        let folder = tempfile::tempdir().unwrap();
+        let parquet = folder.path().join("t.parquet");
+        let text: String = (0..10_000).map(|number| format!("{{\"a\":{number}}}\n")).collect();
+        std::fs::write(folder.path().join("t.jsonl"), text).unwrap();
+        adopt(&parquet, &[]).unwrap();
+        let inferred = inspect(&parquet).unwrap();
+        std::fs::remove_file(&parquet).unwrap();
+        adopt(&parquet, &[column("a", "int64")]).unwrap();
+        assert_eq!((inspect(&parquet).unwrap(), inferred.rows), (inferred, 10_000));
+    }
+
+    #[test]
+    fn what_is_no_parquet_file_is_said_to_be_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let said = |name: &str, bytes: &[u8]| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            let error = inspect(&path).unwrap_err().to_string();
+            error.replace(&folder.path().display().to_string(), "FOLDER")
+        };
+        assert_eq!(said("t.csv", b"a,b\n1,2\n"), "FOLDER/t.csv is not a Parquet file, but CSV");
+        assert_eq!(said("t.parquet", b""), "FOLDER/t.parquet is not a Parquet file, but empty");
+        assert_eq!(
+            said("t.txt", b"a,b\n1,2\n"),
+            "FOLDER/t.txt is not a Parquet file, but begins with \"a,b\\n1,2\\n\""
+        );
+        assert_eq!(
+            said("t.feather", b"ARROW1\0\0abcdefg"),
+            "FOLDER/t.feather is not a Parquet file, but an Arrow file"
+        );
+        let error = inspect(folder.path()).unwrap_err().to_string();
+        assert!(error.ends_with("is not a Parquet file, but a folder"), "{error}");
     }
 
     #[test]

@@ -455,6 +455,7 @@ async fn commit(store: &Store, run: &str, stage: &Stage, acceptance: &Acceptance
         created_at: crate::now(),
         run: run.to_owned(),
         accepted_from: Some(earlier.key),
+        interpreter: earlier.interpreter.clone(),
         duration_s: earlier.duration_s,
         rows: earlier.rows.filter(|_| stage.kind.by_row.is_some()).map(|rows| RowCounts {
             executed: 0,
@@ -552,6 +553,7 @@ mod tests {
             schema: crate::key::SCHEMA,
             kind: kind.into(),
             program: ProgramIdentity::Version("1.0.0".into()),
+            executable: Default::default(),
             params: BTreeMap::new(),
             inputs: BTreeMap::new(),
             outputs: None,

@@ -265,7 +265,7 @@ fn reasons(a: &Record, b: &Record, made: &[(String, &Artifact)]) -> Vec<MissReas
 fn producer(identity: &InputIdentity, made: &[(String, &Artifact)]) -> Option<String> {
     let is = |artifact: &Artifact| match identity {
         InputIdentity::Tree { digest } => artifact.rows.is_none() && artifact.digest == *digest,
-        InputIdentity::Table { rows, columns } => {
+        InputIdentity::Table { rows, columns, .. } => {
             artifact.rows == Some(*rows)
                 && columns.iter().all(|(name, (_, digest))| {
                     artifact.columns.iter().any(|column| column.name == *name && column.digest == *digest)
@@ -591,6 +591,7 @@ mod tests {
         let reads = |name: &str, digest: u8| InputIdentity::Table {
             rows: 2,
             columns: BTreeMap::from([(name.to_owned(), ("int64".to_owned(), Digest([digest; 32])))]),
+            order: vec![name.to_owned()],
         };
         assert_eq!(producer(&reads("y", 2), &made).as_deref(), Some("s.table"));
         assert_eq!(producer(&reads("y", 3), &made), None);

@@ -118,7 +118,8 @@ pub async fn plan(project: &Project, options: Options) -> Result<Exit, CliError>
         };
         counts[place] += 1;
         let rows = todo.get(index).map(|(todo, all)| format!(" ({todo} of {all} rows to do)")).unwrap_or_default();
-        let why = format!("{}{rows}", reasons(&pipeline, &plan.verdict, fresh.contains(index)));
+        let other = made_otherwise(&planner, *index, plan).unwrap_or_default();
+        let why = format!("{}{rows}{other}", reasons(&pipeline, &plan.verdict, fresh.contains(index)));
         text.push_str(format!("{:<width$}  {word:<7}  {why}", pipeline.stages[*index].name).trim_end());
         text.push('\n');
     }
@@ -127,6 +128,15 @@ pub async fn plan(project: &Project, options: Options) -> Result<Exit, CliError>
     lacks.iter().for_each(|lack| text.push_str(&format!("warning: {}\n", lack.in_words())));
     print(&text);
     Ok(Exit::Done)
+}
+
+/// That a result was made with another Python than it would be made with now. It is still up to date: its key does not
+/// say which, unless its kind declares a toolchain.
+fn made_otherwise(planner: &Planner<'_>, index: usize, plan: &StagePlan) -> Option<String> {
+    let Verdict::Hit { record, .. } = &plan.verdict else { return None };
+    let (then, now) = planner.other_interpreter(&planner.pipeline.stages[index], record)?;
+    let now = now.map_or_else(|| "there is none".to_owned(), |now| format!("it would be {now}"));
+    Some(format!("made with {then}; now {now}"))
 }
 
 /// For by-row stages that would run: rows to do, and rows in all.
@@ -183,7 +193,12 @@ fn as_json(pipeline: &Pipeline, index: usize, plan: &StagePlan) -> Value {
     let key = plan.resolved.as_ref().map(|resolved| resolved.key);
     let mut value = json!({ "stage": stage.name, "kind": stage.kind.name, "key": key });
     match &plan.verdict {
-        Verdict::Hit { .. } => value["verdict"] = "hit".into(),
+        Verdict::Hit { record, .. } => {
+            value["verdict"] = "hit".into();
+            if let Some(interpreter) = &record.interpreter {
+                value["interpreter"] = json!(interpreter);
+            }
+        }
         Verdict::Miss { reasons, .. } => {
             value["verdict"] = "miss".into();
             value["reasons"] = serde_json::to_value(reasons).expect("reasons are plain data");
@@ -282,6 +297,9 @@ fn described(pipeline: &Pipeline, index: usize, plan: &StagePlan, is_fresh: bool
                 artifact.port_type,
                 artifact.digest.short()
             ));
+        }
+        if let Some(interpreter) = &record.interpreter {
+            text.push_str(&format!("  made with {interpreter}\n"));
         }
         text.push_str(&match record.accepted_from {
             None => format!("  made by  run {} in {} s\n", record.run, record.duration_s),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -11,29 +12,23 @@ use std::time::Duration;
 
 use cuda_agent_protocol::request::InputFile;
 use cuda_agent_protocol::{
-    ByRowRequest, ColumnType, InputRequest, OutputRequest, PROTOCOL_VERSION, PYTHON_TWIN, PortType, Request,
-    ResourceGrant,
+    ByRowRequest, ColumnType, InputRequest, OutputRequest, PROTOCOL_VERSION, PortType, Request, ResourceGrant,
 };
 
 use super::launch::{Launch, Stop};
-use super::{Failure, Job};
+use super::{Failure, Job, program};
 use crate::artifact::tree::{Entry, Walk};
-use crate::artifact::{ArtifactError, table};
-use crate::catalog::ProgramFiles;
+use crate::artifact::{Artifact, ArtifactError, column, layout};
 use crate::digest::Digest;
 use crate::event::RunEvent;
 use crate::off_loop;
 use crate::plan::inputs::Input;
-use crate::spec::Command;
 use crate::store::Store;
 
 /// Variables that programs see without declaring them: where the machine keeps its tools and drivers. None of them
 /// says what to compute.
-const PLUMBING: [&str; 12] = [
+const PLUMBING: [&str; 9] = [
     "PATH",
-    "LANG",
-    "LC_ALL",
-    "TZ",
     "LD_LIBRARY_PATH",
     "CUDA_HOME",
     "CUDA_PATH",
@@ -43,6 +38,10 @@ const PLUMBING: [&str; 12] = [
     "https_proxy",
     "no_proxy",
 ];
+
+/// What text looks like and what time it is, the same everywhere: a time zone or a language of the machine would be in
+/// results and in no key. A stage that needs another declares it.
+const CANONICAL: [(&str, &str); 2] = [("LANG", "C.UTF-8"), ("TZ", "UTC")];
 
 /// NVLink multicast can take the GPUs of a whole host out of service, so it is off unless a stage's `env:` says otherwise.
 const SAFE: [(&str, &str); 3] =
@@ -124,10 +123,13 @@ async fn fill(
     let path = folder.join("request.json");
     let text = serde_json::to_vec(&request).expect("requests are plain data");
     fs::write(&path, text).map_err(ArtifactError::io(&path))?;
-    let (command, program) = command(job, folder)?;
-    let environment = environment(job, folder, grant, &program);
+    let program = program::place(job, folder)?;
+    let environment = environment(job, folder, grant, &program.search);
     let stage = job.stage().name.clone();
-    Ok(Attempt { folder: folder.to_owned(), launch: Launch { stage, command, environment, folder: folder.to_owned() } })
+    Ok(Attempt {
+        folder: folder.to_owned(),
+        launch: Launch { stage, command: program.words, environment, folder: folder.to_owned() },
+    })
 }
 
 fn output_request(port: &str, output: &cuda_agent_protocol::manifest::OutputPort) -> OutputRequest {
@@ -158,13 +160,13 @@ async fn place_inputs(job: &Job, folder: &Path) -> Result<BTreeMap<String, Input
             let above = target.parent().expect("inputs lie in a folder");
             fs::create_dir_all(above).map_err(ArtifactError::io(above))?;
             place_shown(job, input, &target).await?;
-            if !declared.columns.is_empty() {
-                project(&target, &declared.columns)?;
+            if input.artifact.rows.is_some() {
+                canonicalize(&target, &declared.columns).await?;
             }
             files.push(InputFile {
                 port_type: input.artifact.port_type,
                 path,
-                digest: input.artifact.digest.to_string(),
+                digest: visible_digest(&input.artifact, &declared.columns).to_string(),
                 rows: input.artifact.rows,
             });
         }
@@ -174,18 +176,21 @@ async fn place_inputs(job: &Job, folder: &Path) -> Result<BTreeMap<String, Input
     Ok(requests)
 }
 
-/// Leaves only the columns that the port declares: the others do not count in the key, so they must not be read.
-fn project(path: &Path, columns: &BTreeMap<String, ColumnType>) -> Result<(), ArtifactError> {
-    let (schema, batches) = table::read(path)?;
-    let fields = schema.fields().iter().enumerate();
-    let kept: Vec<usize> =
-        fields.filter(|(_, field)| columns.contains_key(field.name())).map(|(index, _)| index).collect();
-    if kept.len() == schema.fields().len() {
-        return Ok(());
+/// Brings a table into the layout that programs get; a large one off the loop.
+async fn canonicalize(path: &Path, declared: &BTreeMap<String, ColumnType>) -> Result<(), ArtifactError> {
+    if fs::metadata(path).map_err(ArtifactError::io(path))?.len() < SMALL {
+        return layout::canonicalize(path, declared);
     }
-    let projected: Result<Vec<_>, _> = batches.iter().map(|batch| batch.project(&kept)).collect();
-    let schema = schema.project(&kept).map_err(ArtifactError::malformed(path))?;
-    table::write(path, &schema.into(), &projected.map_err(ArtifactError::malformed(path))?)
+    let (path, declared) = (path.to_owned(), declared.clone());
+    off_loop(move || layout::canonicalize(&path, &declared)).await
+}
+
+/// The digest of what a program sees of an input: columns that its port does not declare are in no key.
+fn visible_digest(artifact: &Artifact, declared: &BTreeMap<String, ColumnType>) -> Digest {
+    let Some(rows) = artifact.rows.filter(|_| !declared.is_empty()) else { return artifact.digest };
+    let columns = artifact.columns.iter().filter(|column| declared.contains_key(&column.name));
+    let columns: Vec<_> = columns.map(|c| (c.name.clone(), c.column_type.clone(), c.digest)).collect();
+    column::table_digest(rows, &columns)
 }
 
 /// Places an input. While that takes long, it shows how far it is.
@@ -260,7 +265,8 @@ async fn place_counted(store: &Store, input: &Input, target: &Path, copied: &Cop
     let artifact = &input.artifact;
     let gone = |blob: Digest| Failure::lost(blob).with_hint("run again: what made it will be executed once more");
     if artifact.rows.is_some() {
-        return if store.fetch_blob(&artifact.blob, target).await? { Ok(()) } else { Err(gone(artifact.blob)) };
+        let there = store.fetch_blob(&artifact.blob, target).await?;
+        return if there { Ok(set_mode(target, false)?) } else { Err(gone(artifact.blob)) };
     }
     let entries = store.tree_entries(artifact).await?.ok_or_else(|| gone(artifact.blob))?;
     if let Some(lost) = store.bring_all(entries.iter().map(|entry| entry.blob)).await? {
@@ -275,7 +281,7 @@ async fn place_counted(store: &Store, input: &Input, target: &Path, copied: &Cop
             if !store.fetch_blob(&first.blob, &path).await? {
                 return Err(gone(first.blob));
             }
-            finish_file(&path, first)?;
+            set_mode(&path, first.executable)?;
             copied.bytes.fetch_add(first.size, Ordering::Relaxed);
             rest = &rest[1..];
             continue;
@@ -317,12 +323,10 @@ fn make_above(path: &Path) -> Result<(), ArtifactError> {
     fs::create_dir_all(above).map_err(ArtifactError::io(above))
 }
 
-fn finish_file(path: &Path, entry: &Entry) -> Result<(), ArtifactError> {
-    use std::os::unix::fs::PermissionsExt;
-    if !entry.executable {
-        return Ok(());
-    }
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(ArtifactError::io(path))
+/// Of a file's mode only whether its owner may execute it counts, so that is all that a program sees of it.
+pub(super) fn set_mode(path: &Path, executable: bool) -> Result<(), ArtifactError> {
+    let mode = fs::Permissions::from_mode(if executable { 0o755 } else { 0o644 });
+    fs::set_permissions(path, mode).map_err(ArtifactError::io(path))
 }
 
 /// Writes the files of a pack; `false` where it does not have what the tree's list says.
@@ -333,7 +337,7 @@ fn unpack(entries: &[Entry], pack: &[u8], target: &Path, copied: &Copied) -> Res
         let Some(bytes) = bytes.filter(|bytes| Digest::of_bytes(bytes) == entry.digest) else { return Ok(false) };
         make_above(&path)?;
         fs::write(&path, bytes).map_err(ArtifactError::io(&path))?;
-        finish_file(&path, entry)?;
+        set_mode(&path, entry.executable)?;
         copied.add(entry.size).map_err(ArtifactError::io(&path))?;
     }
     Ok(true)
@@ -345,6 +349,8 @@ fn copy_outside(from: &Path, target: &Path, copied: &Copied) -> Result<(), Artif
         let path = if name.is_empty() { target.to_owned() } else { target.join(name) };
         make_above(&path)?;
         copy_file(&real, &path, copied).map_err(ArtifactError::io(&real))?;
+        let mode = fs::metadata(&real).map_err(ArtifactError::io(&real))?.permissions().mode();
+        set_mode(&path, mode & 0o100 != 0)?;
     }
     if !target.exists() {
         fs::create_dir_all(target).map_err(ArtifactError::io(target))?;
@@ -352,7 +358,7 @@ fn copy_outside(from: &Path, target: &Path, copied: &Copied) -> Result<(), Artif
     Ok(())
 }
 
-/// Copies a file with its mode, as `fs::copy` does, in steps.
+/// Copies a file in steps.
 fn copy_file(from: &Path, to: &Path, copied: &Copied) -> std::io::Result<()> {
     let length = fs::metadata(from)?.len();
     if length < SMALL {
@@ -374,86 +380,9 @@ fn copy_file(from: &Path, to: &Path, copied: &Copied) -> std::io::Result<()> {
     }
 }
 
-/// The words to start, and the folders that Python shall look into.
-fn command(job: &Job, folder: &Path) -> Result<(Vec<String>, Vec<PathBuf>), Failure> {
-    if let Some(command) = &job.stage().command {
-        for (name, real) in &job.command_files {
-            let path = folder.join(name);
-            if Path::new(name).components().any(|part| part == std::path::Component::ParentDir) {
-                return Err(Failure::permanent(format!("the file `{name}` lies above the pipeline's folder"))
-                    .with_hint("put the files of a `uses: run` stage beside the pipeline file or below it"));
-            }
-            let above = path.parent().expect("a file has a folder");
-            fs::create_dir_all(above).map_err(ArtifactError::io(above))?;
-            fs::copy(real, &path).map_err(ArtifactError::io(real))?;
-        }
-        return Ok(match command {
-            Command::Shell(text) => (vec!["/bin/sh".into(), "-euc".into(), text.clone()], Vec::new()),
-            Command::Words(words) => (words.clone(), Vec::new()),
-        });
-    }
-    let (root, below, files) = install(job)?;
-    let mut search: Vec<PathBuf> = Vec::new();
-    for file in files.iter().filter(|file| file.ends_with(".py")) {
-        let folder = root.join(file).parent().map(Path::to_owned).unwrap_or_default();
-        if !search.contains(&folder) {
-            search.push(folder);
-        }
-    }
-    let own = root.join(&below);
-    search.sort_by_key(|folder| *folder != own);
-    let word = |(place, word): (usize, &String)| match (place, word.as_str()) {
-        (0, "python") => job.context.python.display().to_string(),
-        (0, "cuda-agent") => "/proc/self/exe".to_owned(),
-        _ if own.join(word).exists() => own.join(word).display().to_string(),
-        _ => word.clone(),
-    };
-    Ok((job.stage().kind.run.iter().enumerate().map(word).collect(), search))
-}
-
-/// Puts a program's files, and no other, into a folder that is named after them.
-fn install(job: &Job) -> Result<(PathBuf, String, Vec<String>), Failure> {
-    let Some(kind) = &job.kind else { return Ok((PathBuf::new(), String::new(), Vec::new())) };
-    let (mut contents, below): (Vec<(String, Vec<u8>)>, String) = match &kind.program {
-        ProgramFiles::None => return Ok((PathBuf::new(), String::new(), Vec::new())),
-        ProgramFiles::Embedded { files, folder } => {
-            (files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.to_vec())).collect(), folder.clone())
-        }
-        ProgramFiles::Disk { files, folder } => {
-            let read =
-                |(name, real): &(String, PathBuf)| Ok((name.clone(), fs::read(real).map_err(ArtifactError::io(real))?));
-            (files.iter().map(read).collect::<Result<_, ArtifactError>>()?, folder.clone())
-        }
-    };
-    let (twin, text) = PYTHON_TWIN;
-    if !contents.iter().any(|(name, _)| name.ends_with(twin)) {
-        contents.push((twin.to_owned(), text.as_bytes().to_vec()));
-    }
-    let mut hasher = blake3::Hasher::new();
-    for (name, bytes) in &contents {
-        hasher.update(&(name.len() as u64).to_le_bytes()).update(name.as_bytes());
-        hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
-    }
-    let root = job.context.folders.cache.join("programs").join(&hasher.finalize().to_hex()[..32]);
-    let names = contents.iter().map(|(name, _)| name.clone()).collect();
-    if !root.exists() {
-        let partial = root.with_extension(format!("{}-{}", std::process::id(), job.unique()));
-        for (name, bytes) in &contents {
-            let path = partial.join(name);
-            let above = path.parent().expect("a file has a folder");
-            fs::create_dir_all(above).map_err(ArtifactError::io(above))?;
-            fs::write(&path, bytes).map_err(ArtifactError::io(&path))?;
-        }
-        // Another engine may have been faster; its files are the same.
-        if fs::rename(&partial, &root).is_err() {
-            let _ = fs::remove_dir_all(&partial);
-        }
-    }
-    Ok((root, below, names))
-}
-
 fn environment(job: &Job, folder: &Path, grant: &ResourceGrant, search: &[PathBuf]) -> BTreeMap<String, String> {
     let mut environment: BTreeMap<String, String> = BTreeMap::new();
+    environment.extend(CANONICAL.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
     let from_engine = |name: &str| std::env::var(name).ok();
     for name in PLUMBING.iter().copied().chain(job.stage().kind.env.iter().map(String::as_str)) {
         environment.extend(from_engine(name).map(|value| (name.to_owned(), value)));

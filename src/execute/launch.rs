@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::log::Log;
 use super::supervise;
+use crate::artifact::json::long_integer;
 
 /// How long a program may take to end when it is asked to.
 pub const GRACE: Duration = Duration::from_secs(5);
@@ -247,9 +248,20 @@ async fn forward_events(pipe: pipe::Receiver, events: mpsc::Sender<Result<Event,
             let start: String = String::from_utf8_lossy(&line).trim().chars().take(120).collect();
             format!("{error}: {start}")
         });
-        if events.send(event).await.is_err() {
+        if events.send(event.and_then(|event| exact(event, &line))).await.is_err() {
             return;
         }
+    }
+}
+
+/// An answer to a row, unless reading it has changed a number in it.
+fn exact(event: Event, line: &[u8]) -> Result<Event, String> {
+    let text = std::str::from_utf8(line).unwrap_or_default();
+    match &event {
+        Event::Row(row) if let Some(integer) = long_integer(text) => {
+            Err(format!("row {}: {integer} is an integer of more than 64 bits; write it as text", row.row))
+        }
+        _ => Ok(event),
     }
 }
 

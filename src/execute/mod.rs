@@ -7,6 +7,7 @@ pub mod attempt;
 pub mod by_row;
 pub mod launch;
 pub mod log;
+mod program;
 pub mod publish;
 pub mod secrets;
 pub mod stage;

@@ -9,8 +9,9 @@ use tokio::sync::mpsc;
 
 use super::launch::{Channels, EVENTS, Exit, Stop};
 use super::publish::{PublishError, publish};
-use super::{Failure, Job, attempt, by_row};
+use super::{Failure, Job, attempt, by_row, program};
 use crate::event::RunEvent;
+use crate::interpreter;
 use crate::plan::Outputs;
 use crate::spec::Command;
 use crate::store::lease::{self, Asked};
@@ -214,6 +215,7 @@ pub fn described(exit: &Exit) -> String {
 
 /// Publishes every output that the program left in its folder.
 pub async fn publish_outputs(job: &Job, folder: &Path, closed: bool) -> Result<Outputs, Failure> {
+    program::check(job)?;
     for (port, inputs) in &job.resolved.inputs {
         for input in inputs {
             if input.is_unchanged().await {
@@ -266,6 +268,7 @@ pub async fn record(
         created_at: crate::now(),
         run: job.context.run.clone(),
         accepted_from: None,
+        interpreter: interpreter::of_stage(job.stage(), &job.command_files, &job.context.python),
         duration_s: (duration.as_secs_f64() * 1e3).round() / 1e3,
         rows,
         metrics,

@@ -7,27 +7,35 @@
 pub mod canonical;
 mod reason;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cuda_agent_protocol::Device;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::digest::{Digest, context};
-pub use reason::{MissReason, difference};
+pub use reason::{ChangedParam, MissReason, difference};
 
 /// The version of the pre-image; a change of meaning gets a new one.
-pub const SCHEMA: u32 = 1;
+///
+/// 1. The first.
+/// 2. Programs see a table's columns in an order, and may execute files: both count. Tables are handed out in one
+///    layout, so results that were made with another one are not found again. Only pre-images with a table, or with
+///    files of a command, are of this version; all others mean what they did, and their results stay.
+pub const SCHEMA: u32 = 2;
 
 /// Everything that can change a stage's result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Preimage {
-    /// [`SCHEMA`].
+    /// At most [`SCHEMA`]; see [`Preimage::versioned`].
     pub schema: u32,
     /// The stage kind.
     pub kind: String,
     /// What runs.
     pub program: ProgramIdentity,
+    /// Files of the program that may be executed.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub executable: BTreeSet<String>,
     /// Every parameter of the kind.
     pub params: BTreeMap<String, Value>,
     /// By port.
@@ -79,6 +87,9 @@ pub enum InputIdentity {
         rows: u64,
         /// Name → type and digest.
         columns: BTreeMap<String, (String, Digest)>,
+        /// Their names as programs see them; empty in version 1.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        order: Vec<String>,
     },
     /// A file or folder.
     Tree {
@@ -98,10 +109,29 @@ pub enum InputIdentity {
 }
 
 impl Preimage {
+    /// With the lowest version that says all of it, and no higher one than it has: what an older engine made is not of a
+    /// newer version.
+    pub fn versioned(mut self) -> Self {
+        let has_files = matches!(&self.program, ProgramIdentity::Command { files, .. } if !files.is_empty());
+        let needed = if has_files || self.inputs.values().any(InputIdentity::has_table) { SCHEMA } else { 1 };
+        self.schema = self.schema.min(needed);
+        self
+    }
+
     /// The key.
     pub fn key(&self) -> Digest {
         let value = serde_json::to_value(self).expect("a pre-image is plain data");
         Digest::keyed(context::STAGE_KEY, &canonical::to_bytes(&value))
+    }
+}
+
+impl InputIdentity {
+    fn has_table(&self) -> bool {
+        match self {
+            Self::Table { .. } => true,
+            Self::List { items } => items.iter().any(Self::has_table),
+            Self::Tree { .. } | Self::Rows { .. } => false,
+        }
     }
 }
 
@@ -125,9 +155,10 @@ mod tests {
 
     pub(super) fn sample() -> Preimage {
         Preimage {
-            schema: SCHEMA,
+            schema: 1,
             kind: "ops/filter".into(),
             program: ProgramIdentity::Version("1.0.0".into()),
+            executable: BTreeSet::new(),
             params: BTreeMap::from([("limit".into(), json!(3)), ("name".into(), json!("x"))]),
             inputs: BTreeMap::from([("rows".into(), InputIdentity::Tree { digest: Digest([7; 32]) })]),
             outputs: None,
@@ -164,11 +195,53 @@ mod tests {
                 items: vec![InputIdentity::Table {
                     rows: 2,
                     columns: BTreeMap::from([("a".into(), ("utf8".into(), Digest([1; 32])))]),
+                    order: vec!["a".into()],
                 }],
             },
         );
         let text = serde_json::to_string(&preimage).unwrap();
         assert_eq!(serde_json::from_str::<Preimage>(&text).unwrap(), preimage);
+    }
+
+    fn table(names: &[&str]) -> InputIdentity {
+        let columns = names.iter().map(|name| ((*name).to_owned(), ("utf8".to_owned(), Digest([1; 32]))));
+        InputIdentity::Table {
+            rows: 2,
+            columns: columns.collect(),
+            order: names.iter().map(|n| (*n).to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn the_order_of_columns_and_the_executable_bit_count() {
+        let of = |input: InputIdentity, executable: &[&str]| {
+            let mut preimage = Preimage { schema: SCHEMA, ..sample() };
+            preimage.inputs.insert("rows".into(), input);
+            preimage.executable = executable.iter().map(|name| (*name).to_owned()).collect();
+            preimage.versioned().key()
+        };
+        assert_ne!(of(table(&["a", "b"]), &[]), of(table(&["b", "a"]), &[]));
+        assert_ne!(of(table(&["a"]), &[]), of(table(&["a"]), &["work.sh"]));
+    }
+
+    #[test]
+    fn results_made_before_version_2_stay_where_nothing_of_it_is_in_them() {
+        let now = Preimage { schema: SCHEMA, ..sample() }.versioned();
+        assert_eq!(now.key(), sample().key(), "without a table");
+        let mut lists = Preimage { schema: SCHEMA, ..sample() };
+        lists.inputs.insert("rows".into(), InputIdentity::List { items: vec![table(&["a"])] });
+        assert_eq!(lists.clone().versioned().schema, 2);
+        assert_eq!(
+            Preimage { schema: 1, ..lists }.versioned().schema,
+            1,
+            "what an older engine made stays what it was"
+        );
+        let command = |files: &[&str]| ProgramIdentity::Command {
+            command: json!("x"),
+            files: files.iter().map(|name| ((*name).to_owned(), Digest([1; 32]))).collect(),
+        };
+        let of = |program| Preimage { schema: SCHEMA, program, ..sample() }.versioned().schema;
+        assert_eq!((of(command(&[])), of(command(&["x"]))), (1, 2));
     }
 
     proptest! {

@@ -8,7 +8,7 @@ use futures::StreamExt;
 
 use super::Resolved;
 use crate::digest::Digest;
-use crate::key::{MissReason, difference};
+use crate::key::{ChangedParam, MissReason, difference};
 use crate::spec::Stage;
 use crate::store::record::has_result;
 use crate::store::{Hint, Store, StoreError};
@@ -74,11 +74,12 @@ impl History {
         self.params.get(run)
     }
 
-    /// Why a stage without a record has to run.
+    /// Why a stage without a record has to run; `params` are the pipeline's now.
     pub async fn explain(
         &self,
         store: &Store,
         stage: &Stage,
+        params: &BTreeMap<String, Value>,
         resolved: &Resolved,
         producers: &BTreeMap<String, String>,
     ) -> Result<Vec<MissReason>, StoreError> {
@@ -91,11 +92,28 @@ impl History {
                 _ => {}
             }
         }
-        for (_, key, _) in entries {
+        for (run, key, _) in entries {
             if let Some((_, record)) = store.record(key).await? {
-                return Ok(difference(&record.preimage, &resolved.preimage, producers));
+                let mut reasons = difference(&record.preimage, &resolved.preimage, producers);
+                self.name_params(&mut reasons, run, stage, params);
+                return Ok(reasons);
             }
         }
         Ok(vec![MissReason::NeverRun])
+    }
+
+    /// Says of a changed command which of the parameters in it are not what they were in a run.
+    fn name_params(&self, reasons: &mut [MissReason], run: &str, stage: &Stage, params: &BTreeMap<String, Value>) {
+        let Some(then) = self.params(run) else { return };
+        for reason in reasons {
+            let MissReason::CommandChanged { params: named, .. } = reason else { continue };
+            let names = stage.command_params.iter().filter(|name| then.get(*name) != params.get(*name));
+            let changed = |name: &String| ChangedParam {
+                name: name.clone(),
+                old: then.get(name).cloned(),
+                new: params.get(name).cloned(),
+            };
+            named.extend(names.map(changed));
+        }
     }
 }

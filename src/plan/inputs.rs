@@ -253,7 +253,7 @@ impl FileCache {
             off_loop(move || digest_outside(&path, port_type, done)).await
         };
         reading.total.store(0, Ordering::Relaxed);
-        let artifact = artifact.map_err(|error| error.to_string())?;
+        let artifact = artifact.map_err(|error| with_hint(path, &error))?;
         Ok(self.keep(path, stamps, artifact, digested_at))
     }
 
@@ -264,7 +264,7 @@ impl FileCache {
         if let Some(artifact) = self.certain(path, port_type, &stamps) {
             return Ok(Input { artifact, outside: Some(Outside { path: path.to_owned(), stamps }) });
         }
-        let artifact = digest_outside(path, port_type, Arc::default()).map_err(|error| error.to_string())?;
+        let artifact = digest_outside(path, port_type, Arc::default()).map_err(|error| with_hint(path, &error))?;
         Ok(self.keep(path, stamps, artifact, digested_at))
     }
 
@@ -305,11 +305,33 @@ pub fn unusable(path: &Path) -> Option<String> {
     }
 }
 
+/// An error as `message; hint`: what a table input must be, and how to make one.
+fn with_hint(path: &Path, error: &ArtifactError) -> String {
+    let ArtifactError::NotParquet { found, .. } = error else { return error.to_string() };
+    let from = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let to = Path::new(&from).with_extension("parquet").display().to_string();
+    let read = match found.as_str() {
+        "CSV" => format!("pyarrow.csv.read_csv('{from}')"),
+        "tab-separated text" => {
+            format!("pyarrow.csv.read_csv('{from}', parse_options=pyarrow.csv.ParseOptions(delimiter='\\t'))")
+        }
+        "JSON" => format!("pyarrow.json.read_json('{from}')"),
+        "an Arrow file" => format!("pyarrow.feather.read_table('{from}')"),
+        _ => return format!("{error}; a table input is one Parquet file"),
+    };
+    let module = read.split('.').nth(1).unwrap_or_default();
+    format!(
+        "{error}; a table input is one Parquet file, which pyarrow makes of it: python -c \"import pyarrow.{module}, \
+         pyarrow.parquet; pyarrow.parquet.write_table({read}, '{to}')\""
+    )
+}
+
 fn digest_outside(path: &Path, port_type: PortType, done: Arc<AtomicU64>) -> Result<Artifact, ArtifactError> {
     if port_type.is_table() {
+        let info = table::inspect(path)?;
         let bytes = Digest::of_file_counted(path, &done).map_err(ArtifactError::io(path))?;
         let size = std::fs::metadata(path).map_err(ArtifactError::io(path))?.len();
-        return Ok(of_table(port_type, table::inspect(path)?, bytes, size));
+        return Ok(of_table(port_type, info, bytes, size));
     }
     let mut scan = Scan::counting(path, done)?;
     let mut summary = Summary::default();

@@ -17,6 +17,7 @@ use crate::artifact::{Artifact, ArtifactError};
 use crate::catalog::{self, Catalog};
 use crate::digest::Digest;
 use crate::host::{Host, ToolchainError};
+use crate::interpreter::{self, Interpreter};
 use crate::key::{self, InputIdentity, MissReason, Preimage, ProgramIdentity};
 use crate::rows::index::RowError;
 use crate::spec::{Command, Pipeline, Source, Stage};
@@ -533,7 +534,7 @@ impl<'a> Planner<'a> {
     /// Why there is no record: what changed since the stage's last one.
     async fn explain(&self, stage: &Stage, resolved: &Resolved) -> Result<Vec<MissReason>, PlanError> {
         let (history, producers) = (self.history().await?, self.producers(stage));
-        Ok(history.explain(&self.store.nearby(), stage, resolved, &producers).await?)
+        Ok(history.explain(&self.store.nearby(), stage, &self.pipeline.params, resolved, &producers).await?)
     }
 
     /// Of a shared store, one's own runs tell more than those of others, and are local.
@@ -647,10 +648,12 @@ impl<'a> Planner<'a> {
         let toolchain =
             self.host.toolchain(manifest).map_err(|error| PlanError::Toolchain { stage: stage.name.clone(), error })?;
         let measured = manifest.determinism == Determinism::Measured;
-        Ok(Preimage {
+        let (program, executable) = self.program(stage)?;
+        let preimage = Preimage {
             schema: key::SCHEMA,
             kind: manifest.name.clone(),
-            program: self.program(stage)?,
+            program,
+            executable,
             params: stage.params.clone(),
             inputs: identities.collect(),
             outputs: stage.command.is_some().then(|| declared_outputs(stage)),
@@ -659,25 +662,36 @@ impl<'a> Planner<'a> {
             toolchain,
             device: measured.then(|| self.host.device(stage.resources.gpu)),
             rows_of: None,
-        })
+        };
+        Ok(preimage.versioned())
     }
 
-    fn program(&self, stage: &Stage) -> Result<ProgramIdentity, PlanError> {
+    /// What runs, and which of its files may be executed.
+    fn program(&self, stage: &Stage) -> Result<(ProgramIdentity, BTreeSet<String>), PlanError> {
         let Some(command) = &stage.command else {
             let kind = self.catalog.kind(&stage.kind.name).expect("the spec names only known kinds");
-            return Ok(kind.identity.clone());
+            return Ok((kind.identity.clone(), kind.executable.clone()));
         };
         let command = match command {
             Command::Shell(text) => Value::from(text.as_str()),
             Command::Words(words) => json!(words),
         };
-        let files = self.command_files(stage).and_then(|files| catalog::digests(&files));
-        let files = files.map_err(|error| PlanError::Program {
+        let files =
+            self.command_files(stage).and_then(|files| Ok((catalog::digests(&files)?, catalog::executables(&files)?)));
+        let (files, executable) = files.map_err(|error| PlanError::Program {
             location: stage.location.to_string(),
             stage: stage.name.clone(),
             error,
         })?;
-        Ok(ProgramIdentity::Command { command, files })
+        Ok((ProgramIdentity::Command { command, files }, executable))
+    }
+
+    /// What a result was made with and would not be made with now, where its key does not tell.
+    pub fn other_interpreter(&self, stage: &Stage, record: &Record) -> Option<(Interpreter, Option<Interpreter>)> {
+        let then = record.interpreter.clone()?;
+        let files = self.command_files(stage).unwrap_or_default();
+        let now = interpreter::of_stage(stage, &files, &self.host.python);
+        (now.as_ref() != Some(&then)).then_some((then, now))
     }
 
     /// Files that a `uses: run` stage declares, by path relative to the pipeline's folder.
@@ -763,7 +777,7 @@ pub fn base_key(kind: &Manifest, preimage: &Preimage) -> Option<Digest> {
     let columns = columns.iter().map(|(name, column)| (name.clone(), column.to_string())).collect();
     base.inputs.insert(by_row.port.clone(), InputIdentity::Rows { columns });
     base.rows_of = Some(by_row.port.clone());
-    Some(base.key())
+    Some(base.versioned().key())
 }
 
 fn declared_outputs(stage: &Stage) -> Value {

@@ -103,7 +103,7 @@ impl SegmentSchema {
             })
             .collect();
         let schema = Arc::new(Schema::new(self.schema.fields()[FIXED..].to_vec()));
-        let batch = json::to_batch(&lists, &schema).map_err(ArtifactError::Contract)?;
+        let batch = json::to_batch(&lists, &schema).map_err(|misfit| ArtifactError::Contract(in_answer(&misfit)))?;
         Ok(batch.columns().to_vec())
     }
 
@@ -114,6 +114,12 @@ impl SegmentSchema {
         }
         self.batch(std::slice::from_ref(result)).map(|_| ())
     }
+}
+
+/// What is wrong with an answer, by output, item and column: `port:rows[0].n` is a place in a segment.
+fn in_answer(misfit: &json::Misfit) -> String {
+    let place = misfit.place.strip_prefix("port:").unwrap_or(&misfit.place);
+    format!("output `{place}`: {}", misfit.problem)
 }
 
 /// A segment's bytes.

@@ -1,6 +1,6 @@
 //! What a pipeline file says, resolved: parameters substituted, matrices expanded, kinds and wires checked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,6 +50,8 @@ pub struct Stage {
     pub kind: Arc<Manifest>,
     /// What to run, for `uses: run`.
     pub command: Option<Command>,
+    /// Parameters of the pipeline that stand in the command.
+    pub command_params: BTreeSet<String>,
     /// Every parameter of the kind, defaults filled in. Empty for `run`.
     pub params: BTreeMap<String, Value>,
     /// By port. A port that takes one has one source; optional ports may be absent.

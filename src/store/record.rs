@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::artifact::Artifact;
 use crate::digest::Digest;
+use crate::interpreter::Interpreter;
 use crate::key::{Preimage, SCHEMA};
 use crate::name::is_name;
 
@@ -36,6 +37,9 @@ pub struct Record {
     /// The key under which it was made, where somebody said that it stands for this one too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accepted_from: Option<Digest>,
+    /// The Python that its program was run with, where it was; no key says this of every kind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interpreter: Option<Interpreter>,
     /// Seconds that the program took.
     pub duration_s: f64,
     /// For by-row stages.
@@ -67,8 +71,8 @@ impl Record {
 
     /// Whether its pre-image digests to its key.
     pub fn is_of_its_key(&self) -> bool {
-        // What an earlier version counted is digested as it wrote it, and looked for by nobody.
-        self.preimage.schema != SCHEMA || self.preimage.key() == self.key
+        // A later version may count what this one doesn't read.
+        self.preimage.schema > SCHEMA || self.preimage.key() == self.key
     }
 
     /// Reads what is stored; `None` where that is damaged.
@@ -241,6 +245,7 @@ mod tests {
             created_at: 0.0,
             run: "r".into(),
             accepted_from: None,
+            interpreter: None,
             duration_s: 0.0,
             rows: None,
             metrics: BTreeMap::new(),
@@ -253,6 +258,10 @@ mod tests {
             assert!(Record::from_bytes(&other).is_none_or(|read| read == record), "bit {bit} of byte {place}");
         }
         let unchecked = serde_json::to_vec(&record).unwrap();
-        assert_eq!(Record::from_bytes(&unchecked), Some(record));
+        assert_eq!(Record::from_bytes(&unchecked), Some(record.clone()));
+        // Of another pre-image than its key says.
+        let mut other = record.clone();
+        other.preimage.params.insert("n".into(), 1.into());
+        assert!(record.is_of_its_key() && !other.is_of_its_key());
     }
 }

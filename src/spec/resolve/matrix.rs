@@ -21,11 +21,25 @@ pub(super) struct Matrix {
 }
 
 impl Matrix {
-    /// `lr=0.1,size=small`.
+    /// `lr=0.1,size=small`: no two cells have the same, whatever their values hold.
     pub fn label(&self, cell: &BTreeMap<String, Value>) -> String {
-        let part = |axis: &String| format!("{axis}={}", scalar_text(&cell[axis]).unwrap_or_default());
+        let part = |axis: &String| format!("{axis}={}", value_in_name(&cell[axis]));
         self.axes.iter().map(part).collect::<Vec<String>>().join(",")
     }
+}
+
+/// A value in a cell's name. What divides names, or would not show, is written as in a URL: `1,y=2` as `1%2Cy%3D2`.
+pub(super) fn value_in_name(value: &Value) -> String {
+    let mut name = String::new();
+    for char in scalar_text(value).unwrap_or_default().chars() {
+        if char.is_control() || ",=[]%".contains(char) {
+            let mut bytes = [0; 4];
+            char.encode_utf8(&mut bytes).bytes().for_each(|byte| name.push_str(&format!("%{byte:02X}")));
+        } else {
+            name.push(char);
+        }
+    }
+    name
 }
 
 /// Reads the axes; `None` where one of them is wrong.
@@ -95,4 +109,35 @@ fn product(axes: Vec<(String, Vec<Value>)>) -> Matrix {
         cells = cells.iter().flat_map(|cell| values.iter().map(move |value| with(cell, value))).collect();
     }
     Matrix { axes: axes.into_iter().map(|(axis, _)| axis).collect(), cells }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn label(values: &[(&str, Value)]) -> String {
+        let axes = values.iter().map(|(axis, _)| (*axis).to_owned()).collect();
+        let cell = values.iter().map(|(axis, value)| ((*axis).to_owned(), value.clone())).collect();
+        Matrix { axes, cells: Vec::new() }.label(&cell)
+    }
+
+    #[test]
+    fn a_value_cannot_pass_for_another_axis() {
+        assert_eq!(label(&[("lr", json!(0.1)), ("s", json!("a b/é"))]), "lr=0.1,s=a b/é");
+        assert_eq!(label(&[("x", json!("1,y=2")), ("y", json!(3))]), "x=1%2Cy%3D2,y=3");
+        assert_eq!(label(&[("x", json!(1)), ("y", json!("2,y=3"))]), "x=1,y=2%2Cy%3D3");
+        assert_eq!(label(&[("x", json!("a].b[\n%"))]), "x=a%5D.b%5B%0A%25");
+    }
+
+    proptest! {
+        #[test]
+        fn two_cells_never_have_one_label(
+            a in ("[xy=,%0-9]{0,6}", "[xy=,%0-9]{0,6}"), b in ("[xy=,%0-9]{0,6}", "[xy=,%0-9]{0,6}"),
+        ) {
+            let of = |(x, y): &(String, String)| label(&[("x", json!(x)), ("y", json!(y))]);
+            prop_assert_eq!(of(&a) == of(&b), a == b);
+        }
+    }
 }

@@ -10,7 +10,7 @@ mod stage;
 mod substitute;
 mod wires;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -404,6 +404,7 @@ impl Resolver<'_> {
             matrix: values,
             kind: read.kind.unwrap_or_else(unknown_kind),
             command: read.command,
+            command_params: read.command_params,
             params: read.params,
             inputs: BTreeMap::new(),
             resources: read.resources,
@@ -457,6 +458,7 @@ impl Resolver<'_> {
             allow_failed_rows: allow_failed_rows.unwrap_or(0),
             max_rejected,
             resources,
+            command_params: raw.run.as_ref().map(stage::params_in).unwrap_or_default(),
             command: if is_run { reader.command(raw.run) } else { None },
             retry: reader.retry(raw.retry),
             timeout: reader.timeout(&raw.timeout),
@@ -498,6 +500,7 @@ struct CellRead {
     max_rejected: Option<u64>,
     resources: Resources,
     command: Option<super::types::Command>,
+    command_params: BTreeSet<String>,
     retry: super::types::Retry,
     timeout: Option<std::time::Duration>,
     tags: Vec<String>,

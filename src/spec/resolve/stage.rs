@@ -1,6 +1,6 @@
 //! The fields of one stage (or cell), all but its inputs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use cuda_agent_protocol::manifest::{OutputColumn, OutputPort, Resources, bytes, 
 use serde_json::Value;
 
 use super::Resolver;
-use super::substitute::{Scope, scalar_text, whole_expression};
+use super::substitute::{Scope, expressions, scalar_text, whole_expression};
 use crate::spec::document::Spot;
 use crate::spec::error::{Problem, did_you_mean, list};
 use crate::spec::raw::{self, Entries, Free, Text};
@@ -442,6 +442,16 @@ impl Reader<'_> {
         }
         kind
     }
+}
+
+/// Names of the pipeline's parameters in a command.
+pub(super) fn params_in(command: &raw::Run) -> BTreeSet<String> {
+    let texts: Vec<&str> = match command {
+        raw::Run::Shell(text) => vec![text],
+        raw::Run::Words(words) => words.iter().map(String::as_str).collect(),
+    };
+    let names = texts.into_iter().flat_map(expressions).filter_map(|expression| expression.strip_prefix("params."));
+    names.map(str::to_owned).collect()
 }
 
 fn doc_hint(name: &str, doc: &str) -> Option<String> {

@@ -149,6 +149,25 @@ pub(crate) fn whole_expression(text: &str) -> Option<&str> {
     (!inside.contains('}')).then_some(inside)
 }
 
+/// What `${…}` names in a text, with duplicates; a doubled dollar is none.
+pub(crate) fn expressions(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        loop {
+            let at = rest.find("${")?;
+            let is_literal = rest[..at].ends_with('$');
+            let inside = &rest[at + 2..];
+            if is_literal {
+                rest = inside;
+                continue;
+            }
+            let end = inside.find('}')?;
+            rest = &inside[end + 1..];
+            return Some(inside[..end].trim());
+        }
+    })
+}
+
 /// A scalar as it appears inside a text.
 pub(crate) fn scalar_text(value: &Value) -> Option<String> {
     match value {
@@ -190,6 +209,12 @@ mod tests {
     #[test]
     fn a_doubled_dollar_escapes() {
         assert_eq!(substitute(json!("$${HOME} $HOME ${params.who}")), Ok(json!("${HOME} $HOME world")));
+    }
+
+    #[test]
+    fn expressions_of_a_text_are_listed() {
+        let named: Vec<&str> = expressions("a ${params.x} $${params.no} ${ matrix.y }${params.x} ${").collect();
+        assert_eq!(named, ["params.x", "matrix.y", "params.x"]);
     }
 
     #[test]

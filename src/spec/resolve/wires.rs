@@ -7,14 +7,15 @@ use cuda_agent_protocol::PortType;
 use cuda_agent_protocol::manifest::{InputPort, OutputPort};
 use serde_json::Value;
 
+use super::matrix::value_in_name;
 use super::stage::matches;
-use super::substitute::Scope;
+use super::substitute::{Scope, scalar_text};
 use super::{Base, Cell, NAME_HINT, Resolver};
 use crate::name::is_tag_part;
 use crate::spec::document::{Place, Spot};
 use crate::spec::error::{Problem, did_you_mean, list, nearest};
 use crate::spec::raw::{External, Input, Text, Wire};
-use crate::spec::types::Source;
+use crate::spec::types::{Source, Stage};
 use crate::spec::units::is_name;
 
 /// Where a wire comes from, before it is checked against its port.
@@ -428,7 +429,12 @@ impl Wiring<'_> {
                 Err((message, format!("take all with `{name}[*].{output}`, or one with `{example}.{output}`")))
             }
             (Some(cell), Some(_)) => {
-                let found: Vec<usize> = producer.cells.clone().filter(|index| self.is_cell(*index, cell)).collect();
+                let found = self.named_cells(producer, cell);
+                if found.len() > 1 {
+                    let example = &self.resolver.cells[found[0]].stage.name;
+                    let hint = format!("write values as in the cells' names: `{example}.{output}`");
+                    return Err((format!("`{cell}` fits {} cells of stage `{name}`", found.len()), hint));
+                }
                 if found.is_empty() {
                     let names: Vec<&str> =
                         producer.cells.clone().map(|index| self.resolver.cells[index].stage.name.as_str()).collect();
@@ -442,20 +448,26 @@ impl Wiring<'_> {
         }
     }
 
-    /// Whether `lr=0.1,size=small` names this cell: all axes, in any order.
-    fn is_cell(&self, index: usize, written: &str) -> bool {
-        let stage = &self.resolver.cells[index].stage;
-        let inside = &stage.name[stage.base.len()..];
-        if inside.trim_start_matches('[').trim_end_matches(']') == written {
-            return true;
-        }
-        let parts: Vec<&str> = written.split(',').collect();
-        let fits = |part: &&str| {
-            part.split_once('=').is_some_and(|(axis, text)| {
-                stage.matrix.get(axis.trim()).is_some_and(|value: &Value| matches(value, text.trim()))
-            })
+    /// The cells that `lr=0.1,size=small` names: all axes, in any order, with values as in the cells' names, else as they
+    /// are, since that is how `${matrix.x}` puts them in.
+    fn named_cells(&self, producer: &Base, written: &str) -> Vec<usize> {
+        let fitting = |fits: &dyn Fn(&Stage) -> bool| -> Vec<usize> {
+            producer.cells.clone().filter(|index| fits(&self.resolver.cells[*index].stage)).collect()
         };
-        parts.len() == stage.matrix.len() && parts.iter().all(fits)
+        let named = fitting(&|stage| has_values(stage, written, |value, text| value_in_name(value) == text));
+        if !named.is_empty() {
+            return named;
+        }
+        let valued = fitting(&|stage| has_values(stage, written, matches));
+        if !valued.is_empty() {
+            return valued;
+        }
+        let axes = producer.axes.as_deref().unwrap_or_default();
+        let plain = |stage: &Stage| {
+            let part = |axis: &String| format!("{axis}={}", scalar_text(&stage.matrix[axis]).unwrap_or_default());
+            axes.iter().map(part).collect::<Vec<String>>().join(",")
+        };
+        fitting(&|stage| plain(stage) == written)
     }
 
     fn left_out(&self, reference: &Reference, spot: &Spot) -> Problem {
@@ -464,6 +476,17 @@ impl Wiring<'_> {
         Problem::new(spot.place(), message)
             .hint(format!("give `{}` the same `when`, or take another input", self.base.name))
     }
+}
+
+/// Whether each axis of a cell is written with a text that fits its value.
+fn has_values(stage: &Stage, written: &str, fits: impl Fn(&Value, &str) -> bool) -> bool {
+    let parts: Vec<&str> = written.split(',').collect();
+    let fits = |part: &&str| {
+        let part = part.split_once('=').map(|(axis, text)| (axis.trim(), text));
+        part.and_then(|(axis, text)| Some((stage.matrix.get(axis)?, text)))
+            .is_some_and(|(value, text)| fits(value, text) || fits(value, text.trim()))
+    };
+    parts.len() == stage.matrix.len() && parts.iter().all(fits)
 }
 
 fn check_columns(
