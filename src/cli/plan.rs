@@ -9,6 +9,7 @@ use super::progress::because;
 use super::project::Project;
 use super::run::named_stages;
 use super::{CliError, Exit, print, print_json, secrets};
+use crate::digest::Digest;
 use crate::execute::secrets::Secrets;
 use crate::key::{InputIdentity, MissReason, Preimage, ProgramIdentity};
 use crate::plan::graph::Graph;
@@ -315,14 +316,18 @@ fn described(pipeline: &Pipeline, index: usize, plan: &StagePlan, is_fresh: bool
 fn what_counts(preimage: &Preimage) -> String {
     let mut text = String::new();
     let mut line = |label: &str, value: String| text.push_str(&format!("  {label:<8} {value}\n"));
+    let file = |path: &String, digest: &Digest| {
+        let executable = if preimage.executable.contains(path) { ", executable" } else { "" };
+        format!("{path} {}{executable}", digest.short())
+    };
     match &preimage.program {
         ProgramIdentity::Version(version) => line("program", format!("version {version}")),
         ProgramIdentity::Files(files) => {
-            files.iter().for_each(|(path, digest)| line("program", format!("{path} {}", digest.short())));
+            files.iter().for_each(|(path, digest)| line("program", file(path, digest)));
         }
         ProgramIdentity::Command { command, files } => {
             line("command", command_text(command));
-            files.iter().for_each(|(path, digest)| line("file", format!("{path} {}", digest.short())));
+            files.iter().for_each(|(path, digest)| line("file", file(path, digest)));
         }
     }
     preimage.params.iter().for_each(|(name, value)| line("param", format!("{name} = {value}")));
@@ -363,9 +368,9 @@ fn declared_output(declared: &Value) -> String {
 fn identified(identity: &InputIdentity, text: &mut String) {
     match identity {
         InputIdentity::Tree { digest } => text.push_str(&format!("             tree {}\n", digest.short())),
-        InputIdentity::Table { rows, columns } => {
+        InputIdentity::Table { rows, columns, order } => {
             text.push_str(&format!("             table, {rows} rows\n"));
-            for (name, (column_type, digest)) in columns {
+            for (name, (column_type, digest)) in order.iter().filter_map(|name| columns.get_key_value(name)) {
                 text.push_str(&format!("             column {name} {column_type} {}\n", digest.short()));
             }
         }
