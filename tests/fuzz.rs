@@ -389,6 +389,7 @@ fn a_record() -> Record {
         created_at: 1.5,
         run: "r".into(),
         accepted_from: None,
+        interpreter: None,
         duration_s: 0.5,
         rows: Some(Default::default()),
         metrics: BTreeMap::from([("m".to_owned(), 0.1)]),
