@@ -1,6 +1,8 @@
 //! Caps on how often an operator, or two operators together, may be published: what keeps a set diverse.
 //!
 //! A cap is a share of the rows that are published. [`Budget`] holds the counts and takes a row if every cap allows it.
+//! A module and the functions of its name count as one operator: `nn.GroupNorm`, `F.group_norm` and `torch.group_norm`
+//! are `groupnorm`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -65,6 +67,14 @@ pub fn is_wide(operator: &str) -> bool {
     ["nn.Linear", "F.linear"].contains(&operator) || operator.starts_with("nn.Conv") || operator.starts_with("F.conv")
 }
 
+/// What an operator of torch and its namesakes count as; a class of transformers is its own.
+fn namesake(operator: &str) -> String {
+    match operator.rsplit_once('.') {
+        Some((namespace, name)) if !namespace.starts_with("transformers") => name.to_lowercase().replace('_', ""),
+        _ => operator.to_owned(),
+    }
+}
+
 fn is_bilinear(operator: &str) -> bool {
     ["nn.Bilinear", "F.bilinear"].contains(&operator)
 }
@@ -74,14 +84,13 @@ pub type Groups = Vec<(Cap, String)>;
 
 /// The groups of a row with these operators.
 pub fn groups(operators: &[String]) -> Groups {
-    let distinct: Vec<&String> = operators.iter().collect::<BTreeSet<_>>().into_iter().collect();
-    let mut groups = Groups::new();
-    for operator in &distinct {
-        groups.push((if is_wide(operator) { Cap::Wide } else { Cap::Operator }, operator.to_string()));
-    }
-    if distinct.iter().any(|operator| is_bilinear(operator)) {
+    let cap = |operator: &str| if is_wide(operator) { Cap::Wide } else { Cap::Operator };
+    let named: BTreeSet<(String, Cap)> = operators.iter().map(|name| (namesake(name), cap(name))).collect();
+    let mut groups: Groups = named.iter().map(|(name, cap)| (*cap, name.clone())).collect();
+    if operators.iter().any(|operator| is_bilinear(operator)) {
         groups.push((Cap::Bilinear, "nn.Bilinear, F.bilinear".to_owned()));
     }
+    let distinct: Vec<&str> = named.iter().map(|(name, _)| name.as_str()).collect();
     for (index, first) in distinct.iter().enumerate() {
         groups.extend(distinct[index + 1..].iter().map(|second| (Cap::Pair, format!("{first} + {second}"))));
     }
@@ -144,15 +153,17 @@ mod tests {
         assert_eq!(
             row(&["nn.ReLU", "nn.Conv2d", "nn.ReLU", "F.bilinear"]),
             [
-                (Cap::Operator, "F.bilinear".to_owned()),
-                (Cap::Wide, "nn.Conv2d".to_owned()),
-                (Cap::Operator, "nn.ReLU".to_owned()),
+                (Cap::Operator, "bilinear".to_owned()),
+                (Cap::Wide, "conv2d".to_owned()),
+                (Cap::Operator, "relu".to_owned()),
                 (Cap::Bilinear, "nn.Bilinear, F.bilinear".to_owned()),
-                (Cap::Pair, "F.bilinear + nn.Conv2d".to_owned()),
-                (Cap::Pair, "F.bilinear + nn.ReLU".to_owned()),
-                (Cap::Pair, "nn.Conv2d + nn.ReLU".to_owned()),
+                (Cap::Pair, "bilinear + conv2d".to_owned()),
+                (Cap::Pair, "bilinear + relu".to_owned()),
+                (Cap::Pair, "conv2d + relu".to_owned()),
             ]
         );
+        assert_eq!(row(&["nn.GroupNorm", "torch.group_norm"]), [(Cap::Operator, "groupnorm".to_owned())]);
+        assert_eq!(row(&["transformers.models.x.A"]), [(Cap::Operator, "transformers.models.x.A".to_owned())]);
         assert_eq!(row(&["a", "b"]), row(&["b", "a"]));
     }
 

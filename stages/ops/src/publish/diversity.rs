@@ -32,7 +32,7 @@ pub fn section(samples: &RecordBatch, quota: &Quota, selection: &Selection) -> S
     };
     let pairs = counts.iter().filter(|((cap, _), _)| *cap == Cap::Pair).count();
     let mut text = format!(
-        "## Diversity\n\n{} distinct torch operators, {} distinct transformers classes, {} distinct pairs of operators in \
+        "## Diversity\n\nA module and the functions of its name count as one operator here. {} distinct torch operators, {} distinct transformers classes, {} distinct pairs of operators in \
          one task.\n\n",
         grouped(torch as u64),
         grouped(classes as u64),
