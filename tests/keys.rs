@@ -223,6 +223,20 @@ fn a_program_that_writes_beside_its_source_changes_no_other_result() {
 }
 
 #[test]
+fn a_stage_whose_rows_are_all_there_needs_no_program_on_this_machine() {
+    let sandbox = Sandbox::new();
+    sandbox.write("cuda-agent.yaml", "stages: [kinds]\n").write_squares(":");
+    sandbox.write("p.yaml", "name: p\nstages: { s: { uses: my/square, inputs: { rows: { path: ids.parquet } } } }\n");
+    write_ids(&sandbox.path("ids.parquet"), &[1, 2, 3], "x");
+    sandbox.good(&["run", "p.yaml"]);
+    write_ids(&sandbox.path("ids.parquet"), &[1, 2], "x");
+    let programs = sandbox.path(".cuda-agent/cache/programs");
+    std::fs::remove_dir_all(&programs).unwrap();
+    sandbox.good(&["run", "p.yaml"]);
+    assert!(!programs.exists());
+}
+
+#[test]
 fn whether_a_file_may_be_executed_counts_and_is_kept() {
     let sandbox = Sandbox::new();
     write_kind(&sandbox, "work", "run: [work.sh]\nsources: [work.sh]", "#!/bin/sh\necho kind > outputs/out\n");
