@@ -182,7 +182,7 @@ def test_a_row_over_a_cap_is_passed_over_and_counted(tmp_path):
     ops = pyarrow.parquet.read_table(folder / "samples.parquet").column("ops").to_pylist()
     assert len(ops) == 24 and sum("nn.ReLU" in value for value in ops) == 5
     card = (folder / "dataset" / "README.md").read_text(encoding="utf-8")
-    assert "| one operator | 3 % | 5 | 5: nn.ReLU |" in card
+    assert "| one operator | 3 % | 5 | 5: relu |" in card
 
 
 def test_what_could_not_be_made_is_counted(tmp_path):

@@ -728,8 +728,9 @@ def test_a_draw_and_a_judgement_are_quick(connection):
         arguments.draw(trial)
         arguments.judge()
         times.append(time.perf_counter() - started)
-    # The bound is loose since tests share the machine; the best of twenty is what the code takes.
-    assert min(times) < 0.005, times
+    # The best of twenty is what the code takes: 2 ms on a quiet machine, three times that on a busy one. What it must not
+    # do again, such as importing or compiling, takes far longer.
+    assert min(times) < 0.02, times
 
 
 SCREENED = {
