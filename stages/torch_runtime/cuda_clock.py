@@ -6,16 +6,31 @@ is checked each time, and a timing whose launches showed is repeated with a long
 alone: a busy CPU does not change it. The next spin is as long as the launches of this call took: the first call after
 torch gave its memory back waits for the driver for many milliseconds, which the ones after it need not wait for.
 
+Some calls wait for the GPU themselves (they read a size back, say): however long the spin, it is over before their last
+launch. That shows when two longer spins change nothing, and then no more are tried: one task in forty did that, and kept the GPU
+from everybody else for as long as all others together.
+
 Other work on the GPU does, by up to a factor of two: whoever uses this clock has the GPU to itself (gate.rs for the
 evaluator, gpu_gate.py for ops/measure; both lock the same file, so that they exclude each other too).
 """
 
+import dataclasses
 import time
 
 import torch
 
 SHORTEST_SPIN, LONGEST_SPIN = 100e-6, 0.5
-TRIES = 4
+TRIES = 3
+
+
+@dataclasses.dataclass
+class Launches:
+    """What is known of a call's launches: kept by the caller from one timing of it to the next."""
+
+    seconds: float
+    """How long the CPU is busy with them."""
+    show: bool = False
+    """Whether no spin hides them, since the call waits for the GPU."""
 
 
 class CudaClock:
@@ -38,17 +53,21 @@ class CudaClock:
             self._events[1].synchronize()
         return cycles / (self._events[0].elapsed_time(self._events[1]) / 1e3)
 
-    def milliseconds(self, call, launch_seconds):
-        """`(ms, hidden, launch_seconds)` of a call without arguments: milliseconds, whether all launches were hidden,
-        and the seconds that its launches took, to begin with the next time."""
-        for last in (attempt == TRIES - 1 for attempt in range(TRIES)):
-            spin = min(LONGEST_SPIN, SHORTEST_SPIN + 1.5 * launch_seconds)
+    def milliseconds(self, call, launches):
+        """`(ms, hidden)` of a call without arguments: milliseconds, and whether all launches were hidden."""
+        seconds, tries = launches.seconds, 1 if launches.show else TRIES
+        for left in reversed(range(tries)):
+            spin = min(LONGEST_SPIN, SHORTEST_SPIN + 1.5 * seconds)
             ms, hidden, launched = self._once(call, spin)
-            if hidden or last or spin == LONGEST_SPIN:
-                # A call that waits for the GPU seems to launch for as long as the spin is: no reason to spin longer.
-                return ms, hidden, min(launched, launch_seconds)
-            launch_seconds = max(2 * launch_seconds, SHORTEST_SPIN)
-        raise AssertionError("the last attempt returns")
+            if hidden:
+                launches.seconds, launches.show = min(launched, seconds), False
+                break
+            # Longer than the launches took this time: if that hides nothing either, it is the GPU that they wait for.
+            seconds = max(seconds, launched)
+            if left == 0 or spin == LONGEST_SPIN:
+                launches.show = True
+                break
+        return ms, hidden
 
     def _once(self, call, spin):
         start, end = self._events

@@ -16,6 +16,7 @@ pid. A worker whose GPU context an error has spoilt replies and ends.
 
 | do | fields, with what they are if left out | reply |
 |---|---|---|
+| `limit` | `bytes` = null | nothing; torch may have so much of the GPU's memory, or all of it |
 | `task` | the task's fields | `spec` (TaskSpec), `eager_ms`, `device`, `fixed_inputs` (those that never vary), `working_bytes` (of a GPU, for screening) |
 | `begin` | `task`, `seed` (64 bits in hex), `scratch_bytes` = 0, `sets` = 1 | `arena`, `sets` |
 | `draw` | `set` = 0, `trial` = the last, `pattern` = 0 or 1, `again` = false, `quick` = false (the next judgement is quick_look.py's, where that finds all well) | nothing; the set is filled |
@@ -192,6 +193,13 @@ class Worker:
             self._timers[task] = timing.Timer(task, self.device)
         return self._timers[task]
 
+    def do_limit(self, fields):
+        wanted = fields.get("bytes", int, None)
+        if self.device.type == "cuda":
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            torch.cuda.set_per_process_memory_fraction(1.0 if wanted is None else min(1.0, wanted / total), self.device)
+        return {}
+
     def do_task(self, fields):
         task = self._task(fields.task())
         if self.device.type == "cuda":
@@ -301,6 +309,7 @@ class Worker:
 
 
 ACTIONS = {
+    "limit": Worker.do_limit,
     "task": Worker.do_task,
     "begin": Worker.do_begin,
     "draw": Worker.do_draw,

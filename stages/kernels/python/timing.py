@@ -14,7 +14,7 @@ import time
 
 import torch
 from arena import CudaRuntime
-from cuda_clock import CudaClock
+from cuda_clock import CudaClock, Launches
 from refusal import Refusal, first_line, unsupported
 
 MODES = {"eager": None, "compile": "default", "autotune": "max-autotune-no-cudagraphs"}
@@ -33,7 +33,7 @@ class Baseline:
         self._task = task
         self.error = None
         self.model = task.model
-        self.launch_seconds = 0.0
+        self.launches = Launches(0.0)
         self.cache = None
         started = time.perf_counter()
         try:
@@ -65,7 +65,7 @@ class Baseline:
         self._task.synchronize()
         started = time.perf_counter()
         self._task.forward(values, self.model)
-        self.launch_seconds = time.perf_counter() - started
+        self.launches = Launches(time.perf_counter() - started)
         self._task.synchronize()
 
     def report(self):
@@ -95,9 +95,8 @@ class GpuClock:
         self._clock = CudaClock(device, CudaRuntime().reset_persisting_l2)
 
     def milliseconds(self, task, baseline, values):
-        ms, hidden, baseline.launch_seconds = self._clock.milliseconds(
-            lambda: task.forward(values, baseline.model), baseline.launch_seconds
-        )
+        call = lambda: task.forward(values, baseline.model)  # noqa: E731
+        ms, hidden = self._clock.milliseconds(call, baseline.launches)
         return {"ms": ms, "hidden": hidden}
 
 

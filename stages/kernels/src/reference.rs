@@ -365,6 +365,11 @@ impl Reference {
         self.step(&request)
     }
 
+    /// Torch may have so many bytes of the GPU's memory from now on, or all of them.
+    pub fn limit_memory(&mut self, bytes: Option<u64>) -> Answered<()> {
+        Ok(self.ask::<Value>(&json!({ "do": "limit", "bytes": bytes }), ASK_LIMIT)?.map(drop))
+    }
+
     /// Lays out sets of arguments.
     pub fn begin(&mut self, task: &Task, seed: u64, scratch: u64, sets: u32) -> Answered<Layout> {
         #[derive(Deserialize)]

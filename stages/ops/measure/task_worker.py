@@ -26,15 +26,16 @@ import types
 import cuda_agent_stage as stage
 import tensors
 import torch
-from cuda_clock import CudaClock
+from cuda_clock import CudaClock, Launches
 from graph_trace import Trace
 
 MINIMUM_TRIALS = 3
 SETTLED_TRIALS = 5
 PAUSE_AFTER = 0.02
 """Seconds: steps that are shorter don't keep a clock waiting."""
-CHOICE = {"max_benchmark_duration": 5, "memory_warmup_iters": 20}
-"""Milliseconds that the compiler times a candidate for a kernel, and writes to the L2 cache before; the least time counts."""
+CHOICE = {"estimation_iters": 2, "max_benchmark_duration": 5, "memory_warmup_iters": 20}
+"""How the compiler times a candidate for a kernel: runs to see how long it takes, milliseconds of runs after that, and
+writes to the L2 cache before. The least time counts."""
 
 
 class TaskFailed(Exception):
@@ -504,10 +505,10 @@ def synchronise(device):
 class CpuClock:
     """Wall time of a call."""
 
-    def milliseconds(self, call, launch_seconds):
+    def milliseconds(self, call, _launches):
         started = time.perf_counter_ns()
         call()
-        return (time.perf_counter_ns() - started) / 1e6, None, launch_seconds
+        return (time.perf_counter_ns() - started) / 1e6, None
 
 
 def launch_seconds(task, model, inputs):
@@ -525,7 +526,7 @@ def time_calls(task, clock, model, inputs, name):
     """The median and its company. Trials stop early where they agree, and, though not before three, where they would
     take too long."""
     with Step(task.report, f"{name}_timing"):
-        seconds, times, all_hidden = launch_seconds(task, model, inputs), [], None
+        launches, times, all_hidden = Launches(launch_seconds(task, model, inputs)), [], None
         # A GPU is warm from what was run before, `launch_seconds` included.
         warmup = 0 if task.device.type == "cuda" else task.params["warmup"]
         gc.disable()
@@ -533,7 +534,7 @@ def time_calls(task, clock, model, inputs, name):
             for trial in range(warmup + task.params["trials"]):
                 arguments = task.arguments(inputs)
                 synchronise(task.device)
-                milliseconds, hidden, seconds = clock.milliseconds(lambda: model(*arguments), seconds)
+                milliseconds, hidden = clock.milliseconds(lambda: model(*arguments), launches)
                 if trial < warmup:
                     continue
                 times.append(milliseconds)

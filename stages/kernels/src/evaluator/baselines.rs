@@ -3,11 +3,12 @@
 use serde_json::Value;
 
 use super::lane::Lane;
+use super::memory::Portion;
 use super::seat::Beside;
 use super::varied;
 use crate::gate::{Gate, Shared};
 use crate::profile::trials::{Interval, median_interval};
-use crate::reference::{Answered, Described, Prepared, Reference, Task};
+use crate::reference::{Answered, Described, Prepared, Reference, Task, TaskError};
 
 /// Times of one baseline.
 #[derive(Clone, Debug)]
@@ -53,21 +54,28 @@ const UNDESCRIBED_BYTES: u64 = 6 << 30;
 
 /// Everything of one task in one lane, so that it is loaded once; without `beside` nobody else is on the card.
 pub fn profile(lane: &mut Lane, beside: Option<Beside>, wanted: &Wanted) -> Answered<Profiled> {
-    let answered = in_steps(lane, beside, wanted);
-    // Nobody asks for this task again.
-    if answered.is_ok() {
+    let mut answered = in_steps(lane, beside, wanted, None)?;
+    if beside.is_some() && answered.as_ref().is_err_and(TaskError::is_memory) {
+        // What the first try left behind is not needed.
         let _ = lane.reference()?.forget()?;
+        answered = in_steps(lane, beside, wanted, Some(u64::MAX))?;
     }
-    answered
+    // Nobody asks for this task again.
+    let _ = lane.reference()?.forget()?;
+    Ok(answered)
 }
 
-fn in_steps(lane: &mut Lane, beside: Option<Beside>, wanted: &Wanted) -> Answered<Profiled> {
+/// `bytes` is what the task is known to need of the memory; without, as much as it seems to.
+fn in_steps(lane: &mut Lane, beside: Option<Beside>, wanted: &Wanted, bytes: Option<u64>) -> Answered<Profiled> {
     let gate = beside.map(|beside| beside.gate);
     let shared = || gate.map(Gate::share);
     let reference = lane.reference()?;
-    let portion = beside.map(|beside| beside.memory.take(UNDESCRIBED_BYTES));
+    let portion = beside.map(|beside| beside.memory.take(bytes.unwrap_or(UNDESCRIBED_BYTES)));
     let described = {
         let _shared = shared();
+        if let Err(error) = reference.limit_memory(None)? {
+            return Ok(Err(error));
+        }
         reference.describe(wanted.task)?.and_then(varied)
     };
     let described = match described {
@@ -75,9 +83,13 @@ fn in_steps(lane: &mut Lane, beside: Option<Beside>, wanted: &Wanted) -> Answere
         Err(error) => return Ok(Err(error)),
     };
     let _portion = match (beside, described.device.memory_bytes) {
-        (Some(beside), Some(bytes)) => {
-            beside.memory.set_size(bytes);
-            portion.map(|portion| portion.exchange(described.working_bytes))
+        (Some(beside), Some(size)) => {
+            beside.memory.set_size(size);
+            let portion = portion.map(|portion| portion.exchange(bytes.unwrap_or(described.working_bytes)));
+            if let Err(error) = reference.limit_memory(portion.as_ref().map(Portion::limit))? {
+                return Ok(Err(error));
+            }
+            portion
         }
         _ => portion,
     };

@@ -4,7 +4,8 @@
 //! them then has the card to itself, with all the others' processes ended. Seen on an H200: 3 tasks a second, the memory
 //! full for half of the time and empty for the other half.
 //!
-//! Portions are estimates. Who is given too little finds out from torch, as before.
+//! Portions are estimates, and bounds: who needs a good deal more than estimated finds out from torch, and does it once
+//! more with all the memory to itself, while the others wait between two tasks.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -65,6 +66,11 @@ impl Memory {
 }
 
 impl Portion<'_> {
+    /// What torch may take: estimates are about right.
+    pub fn limit(&self) -> u64 {
+        self.bytes + self.bytes / 4 + (1 << 30)
+    }
+
     /// Gives it back and waits for one of another size: nobody waits for more while holding some.
     pub fn exchange(self, bytes: u64) -> Self {
         let memory = self.memory;
