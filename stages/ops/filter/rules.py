@@ -31,6 +31,11 @@ def enough_memory(row, _):
     return _failure(row.facts, "out of memory") if row.facts["error_kind"] == "memory" else None
 
 
+def enough_time(row, _):
+    # Measuring ended there, so nothing else is known of it.
+    return _failure(row.facts, "too slow") if row.facts["error_kind"] == "slow" else None
+
+
 def executes_eager(row, _):
     return None if row.facts["executes_eager"] else _failure(row.facts, "forward does not run")
 
@@ -251,6 +256,7 @@ def traced(row, _):
 RULES = [
     Rule("readable", "The code parses and defines a class Model.", readable),
     Rule("enough_memory", "The task fits into the memory that it is given.", enough_memory),
+    Rule("enough_time", "The task was not too slow to be measured.", enough_time),
     Rule("executes_eager", "The task runs in eager mode (paper, a).", executes_eager),
     Rule("executes_compiled", "The task runs under torch.compile (paper, a).", executes_compiled),
     Rule("no_randomness", "No inherent randomness: forward draws no random number (paper, b).", no_randomness),

@@ -121,6 +121,7 @@ def test_a_good_row_passes_every_rule():
 FAILING = [
     ("readable", {"code": "def broken(:"}),
     ("readable", {"code": "x = 1"}),
+    ("enough_time", {"executes_compiled": None, "error_kind": "slow", "error_stage": "eager_timing"}),
     ("enough_memory", {"executes_compiled": False, "error_kind": "memory", "error_stage": "compile"}),
     ("executes_eager", {"executes_eager": False, "error": "boom"}),
     ("executes_compiled", {"executes_compiled": False}),

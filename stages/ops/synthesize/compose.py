@@ -28,7 +28,7 @@ STEP_ATTEMPTS = 6
 ATTRIBUTES = {
     "convolution": "conv", "linear": "linear", "normalization": "norm", "activation": "activation", "pooling": "pool",
     "recurrent": "rnn", "attention": "attention", "embedding": "embedding", "loss": "loss", "padding": "pad",
-    "softmax": "softmax", "resampling": "resample", "gating": "gate", "similarity": "similarity",
+    "softmax": "softmax", "resampling": "resample", "similarity": "similarity",
     "arrangement": "shuffle",
 }
 # Where these turn a stream of rank 3, the channels change places with the positions.

@@ -20,7 +20,7 @@ FAMILY_WEIGHTS = {
     "elementwise": 15, "activation": 12, "convolution": 11, "normalization": 9, "pooling": 7, "matmul": 7, "reduction": 6,
     "loss": 5, "special": 5, "linear": 4, "softmax": 4, "resampling": 3.5, "padding": 3.5, "arrangement": 3.5, "scan": 3,
     "masking": 2.5, "ordering": 2.5, "spectral": 2, "indexing": 2, "attention": 1, "similarity": 1,
-    "recurrent": 1.5, "embedding": 1.5, "gating": 1.5, "bilinear": 0.4,
+    "recurrent": 1.5, "embedding": 1.5, "bilinear": 0.4,
 }
 # Two of one of these in a row, or a norm after a softmax, is redundant or washes the signal out.
 NO_NEIGHBOURS = [

@@ -71,7 +71,7 @@ const DEFECTS: [Defect; 18] = [
     Defect {
         name: "fails, or out of memory",
         released: "17",
-        rules: &["executes_eager", "executes_compiled", "enough_memory"],
+        rules: &["executes_eager", "executes_compiled", "enough_memory", "enough_time"],
     },
     Defect { name: "fixed inputs", released: "13", rules: &["varied_inputs"] },
     Defect { name: "unstable", released: "6", rules: &["deterministic", "stable"] },
