@@ -799,20 +799,23 @@ async fn newest_in(tier: &Tier, key: &Digest, announced: Option<u32>) -> Result<
             break;
         }
     }
+    // A damaged record is no record: the stage runs again and writes the next generation.
+    if let Some(newest) = newest {
+        return Ok(newest);
+    }
     let folder = format!("{LAYOUT}/records/{key}");
     let may_have_others = match (announced, tier.local(&folder)) {
         (Some(announced), _) => announced > 1,
         (None, Some(folder)) => folder.exists(),
         (None, None) => true,
     };
-    if newest.is_none() && may_have_others {
+    if may_have_others {
         let names = tier.list(&folder).await?;
         let highest = names.iter().filter_map(|meta| meta.name.parse::<u32>().ok()).max();
         if let Some(highest) = highest {
             newest = read_record(tier, key, highest).await?.map(|record| (highest, record));
         }
     }
-    // A damaged record is no record: the stage runs again and writes the next generation.
     Ok(newest.unwrap_or((0, None)))
 }
 

@@ -574,9 +574,10 @@ fn replace_file(path: &FilePath, bytes: &[u8]) -> std::io::Result<()> {
 fn read_file(path: &FilePath) -> std::io::Result<Vec<u8>> {
     const FIRST: usize = 16 * 1024;
     let mut file = std::fs::File::open(path)?;
-    let mut bytes = vec![0; FIRST];
-    let count = file.read(&mut bytes)?;
-    bytes.truncate(count);
+    // On the stack: a fresh buffer of this size for each of ten thousand records is mostly page faults.
+    let mut first = [0; FIRST];
+    let count = file.read(&mut first)?;
+    let mut bytes = first[..count].to_vec();
     if count == FIRST {
         file.read_to_end(&mut bytes)?;
     }
