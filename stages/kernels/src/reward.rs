@@ -24,6 +24,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::compile::tokens::{Dialect, Kind, Token, tokens};
 use crate::compile::{Built, KernelResources, Launch};
 use crate::profile::trials::Interval;
 
@@ -168,56 +169,22 @@ impl Weights {
 }
 
 /// How much source a candidate has, so that neither comments nor layout cost anything: its bytes outside comments that
-/// are no white space.
+/// are no white space. Whichever compiler reads more as code counts, and where what is a comment is doubtful, all does.
 pub fn code_bytes(source: &str) -> u64 {
-    let mut rest = source;
-    let mut count = 0;
-    while let Some(first) = rest.chars().next() {
-        let (length, counts) = token(rest, first);
-        count +=
-            if counts { rest[..length].bytes().filter(|byte| !byte.is_ascii_whitespace()).count() as u64 } else { 0 };
-        rest = &rest[length..];
-    }
-    count
+    [Dialect::Edg, Dialect::Gcc].map(|dialect| code_bytes_to(source, dialect)).into_iter().max().unwrap_or(0)
 }
 
-/// The length of the comment, the quoted text or the character that `text` begins with, and whether it is code.
-fn token(text: &str, first: char) -> (usize, bool) {
-    if text.starts_with("//") {
-        return (text.find('\n').unwrap_or(text.len()), false);
-    }
-    if let Some(comment) = text.strip_prefix("/*") {
-        return (comment.find("*/").map_or(text.len(), |end| end + 4), false);
-    }
-    match first {
-        '"' | '\'' => (quoted(text, first), true),
-        other if is_word(other) => (word(text), true),
-        other => (other.len_utf8(), true),
-    }
+fn code_bytes_to(source: &str, dialect: Dialect) -> u64 {
+    let tokens = tokens(source, dialect);
+    let certain = tokens.doubtful.unwrap_or(source.len());
+    let is_code = |token: &&Token| !matches!(token.kind, Kind::Comment | Kind::Space);
+    let code = tokens.all.iter().filter(|token| token.range.start < certain).filter(is_code);
+    let counted = |token: &Token| without_blanks(&source[token.range.start..token.range.end.min(certain)]);
+    code.map(counted).sum::<u64>() + without_blanks(&source[certain..])
 }
 
-fn is_word(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
-}
-
-/// The length of a name or a number, in which `'` separates digits, as in `1'000`.
-fn word(text: &str) -> usize {
-    text.find(|c| !is_word(c) && c != '\'').unwrap_or(text.len())
-}
-
-/// The length of quoted text with its quotes. It ends with its line at the latest.
-fn quoted(text: &str, quote: char) -> usize {
-    let mut escaped = false;
-    for (at, c) in text.char_indices().skip(1) {
-        match c {
-            '\n' => return at,
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            _ if c == quote => return at + 1,
-            _ => {}
-        }
-    }
-    text.len()
+fn without_blanks(text: &str) -> u64 {
+    text.bytes().filter(|byte| !byte.is_ascii_whitespace()).count() as u64
 }
 
 #[cfg(test)]
@@ -330,8 +297,35 @@ mod tests {
             ("/* open", 0),
             ("é//é", 2),
             ("", 0),
+            ("// a \\\n b\nc", 1),
         ] {
             assert_eq!(code_bytes(source), bytes, "{source}");
+        }
+    }
+
+    #[test]
+    fn no_text_makes_a_comment_of_code() {
+        const CODE: &str = "int code[1];";
+        let bytes = code_bytes(CODE);
+        for before in [
+            "R\"(/*)\"",
+            "R\"x()\"/*)x\"",
+            "u8R\"(//)\"",
+            "R\"(\"//)\"",
+            "\"a\\\n//\"",
+            "case'/*':",
+            "1'0'/*'",
+            "// \\ \n",
+            "//\r",
+            "// ??/\n",
+            "#if __has_include(</*>)\n#endif\n",
+            "#define H __has_include\n#if H(</*>)\n#endif\n",
+            "#if 0\nR\"(\n#endif\n)\" /* \"",
+            "#define R \"\" /\n",
+            "'\\'' \"/*\"",
+        ] {
+            let whole = code_bytes(&format!("{before}{CODE}"));
+            assert!(whole >= bytes, "{before}: {whole}");
         }
     }
 

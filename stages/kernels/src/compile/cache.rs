@@ -21,8 +21,8 @@ use super::{Artifact, Built, CompileFailure};
 /// What became of a source.
 pub type Outcome = Result<Built, CompileFailure>;
 
-/// Raised when entries of before can't be used any more.
-const SCHEMA: u32 = 2;
+/// Raised when entries of before can't be used any more. 3: registers and shared memory come from the machine code.
+const SCHEMA: u32 = 3;
 
 /// What was used this recently isn't removed: somebody may be about to run it.
 const IN_USE: Duration = Duration::from_secs(600);

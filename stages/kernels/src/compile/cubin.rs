@@ -17,8 +17,7 @@ const SHARED_BYTES: u64 = 227 * 1024;
 /// Threads that a block can have.
 const THREADS: u64 = 1024;
 
-/// The symbol of a `__global__` function has this bit of `st_other`, that of a `__managed__` variable the other one.
-const STO_CUDA_ENTRY: u8 = 0x10;
+/// The symbol of a `__managed__` variable has this bit of `st_other`.
 const STO_CUDA_MANAGED: u8 = 0x04;
 
 /// An entry of `.nv.info.<kernel>` that describes one parameter.
@@ -31,14 +30,17 @@ pub struct Declared {
     pub launches: Vec<Launch>,
     /// Bytes of scratch memory.
     pub scratch_bytes: u64,
+    /// Of each kernel.
+    pub resources: Vec<KernelResources>,
 }
 
-/// Reads a candidate's declarations. `tensors` is how many arguments every kernel takes at least; the log of ptxas says how
-/// much shared memory each kernel declares (the sections of the machine code count the driver's own kilobyte as well).
+/// Reads a candidate's declarations. `tensors` is how many arguments every kernel takes at least; the log ends with what
+/// ptxas says.
 pub fn declared(cubin: &[u8], log: &str, source: &str, tensors: u32) -> Result<Declared, Vec<Diagnostic>> {
     let file =
         ElfFile64::<Endianness>::parse(cubin).map_err(|error| vec![nowhere(format!("the machine code: {error}"))])?;
-    let module = Module::read(&file, &resources::by_symbol(log));
+    let resources = resources::of_module(&file, &resources::spills(resources::said_by_ptxas(log)));
+    let module = Module::read(&file, &resources);
     if let Some(variable) = &module.managed {
         let message = format!("{variable} is __managed__: managed memory can take a whole host's GPUs out of service");
         return Err(vec![Diagnostic { line: line_of_word(source, "__managed__"), column: None, message }]);
@@ -55,7 +57,8 @@ pub fn declared(cubin: &[u8], log: &str, source: &str, tensors: u32) -> Result<D
     if !faults.is_empty() {
         return Err(faults);
     }
-    Ok(Declared { launches: launches.into_iter().flatten().collect(), scratch_bytes })
+    let resources = resources.into_iter().map(|(_, kernel)| kernel).collect();
+    Ok(Declared { launches: launches.into_iter().flatten().collect(), scratch_bytes, resources })
 }
 
 fn nowhere(message: String) -> Diagnostic {
@@ -122,7 +125,7 @@ impl Module {
         let mut module = Self { kernels: Vec::new(), records: Vec::new(), scratch_bytes: 0, managed: None };
         for symbol in file.symbols() {
             let (Ok(name), other) = (symbol.name(), symbol.elf_symbol().st_other) else { continue };
-            if symbol.kind() == SymbolKind::Text && other & STO_CUDA_ENTRY != 0 && symbol.is_global() {
+            if resources::is_kernel(&symbol) && symbol.is_global() {
                 module.kernels.push(kernel(file, name, resources));
             } else if symbol.kind() == SymbolKind::Data && other & STO_CUDA_MANAGED != 0 {
                 module.managed = Some(demangle(name));
@@ -175,25 +178,19 @@ impl Module {
 
 fn kernel(file: &File, symbol: &str, resources: &[(String, KernelResources)]) -> Kernel {
     let own = resources.iter().find(|(name, _)| name == symbol);
-    let info = file.section_by_name(&format!(".nv.info.{symbol}")).and_then(|section| section.data().ok());
+    let info = resources::info(file, &format!(".nv.info.{symbol}"));
     Kernel {
         symbol: symbol.to_owned(),
         name: demangle(symbol),
         static_shared_bytes: own.map_or(0, |(_, resources)| u64::from(resources.shared_bytes)),
-        parameters: parameters(info.unwrap_or_default()),
+        parameters: parameters(info),
     }
 }
 
-/// Counts the entries for parameters: each entry is a format, an attribute, and two bytes that are a value or a length.
-fn parameters(mut info: &[u8]) -> u32 {
-    const WITH_LENGTH: u8 = 4;
-    let mut count = 0;
-    while let [format, attribute, low, high, rest @ ..] = info {
-        count += u32::from(*attribute == EIATTR_KPARAM_INFO);
-        let length = if *format == WITH_LENGTH { usize::from(u16::from_le_bytes([*low, *high])) } else { 0 };
-        info = rest.get(length..).unwrap_or_default();
-    }
-    count
+/// Counts the entries for parameters.
+fn parameters(info: &[u8]) -> u32 {
+    let count = resources::attributes(info).filter(|(attribute, _)| *attribute == EIATTR_KPARAM_INFO).count();
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 /// The bytes of a symbol. In a cubin, sections have the address zero and symbols are offsets into theirs.

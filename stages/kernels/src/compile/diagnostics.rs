@@ -192,12 +192,10 @@ fn is_only_an_end(message: &str) -> bool {
 
 /// NVRTC refuses too much shared memory without a word; its statistics show it.
 fn without_an_error(log: &str) -> Diagnostic {
-    let greedy = resources::resources(log).into_iter().find(|kernel| kernel.shared_bytes > STATIC_SHARED_BYTES);
-    let message = match greedy {
-        Some(kernel) => format!(
-            "{} uses too much static shared memory: {} bytes, {STATIC_SHARED_BYTES} at most; `extern __shared__` with the bytes in \
-             TASK_LAUNCH can have more",
-            kernel.kernel, kernel.shared_bytes
+    let message = match resources::greedy(log, STATIC_SHARED_BYTES) {
+        Some((kernel, bytes)) => format!(
+            "{kernel} uses too much static shared memory: {bytes} bytes, {STATIC_SHARED_BYTES} at most; `extern __shared__` \
+             with the bytes in TASK_LAUNCH can have more"
         ),
         None => match log.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with("ptxas info")) {
             Some(line) => line.to_owned(),

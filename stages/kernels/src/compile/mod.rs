@@ -18,6 +18,7 @@ pub mod nvrtc;
 pub mod process;
 mod resources;
 pub mod rewrite;
+pub mod tokens;
 pub mod toolkit;
 pub mod worker;
 
@@ -303,7 +304,7 @@ impl Compiler {
             artifact: Artifact::Cubin(output),
             launches: declared.launches,
             scratch_bytes: declared.scratch_bytes,
-            resources: resources::resources(&log),
+            resources: declared.resources,
             compiler: format!("NVRTC {version}"),
             seconds: start.elapsed().as_secs_f64(),
         }))

@@ -1,15 +1,18 @@
 //! `launch` candidates: nvcc makes a shared library, and an audit of its symbols says whether it may be loaded.
 //!
-//! `audit` says what it covers.
+//! `audit` says what it covers. Registers and the like are read from the machine code that ptxas left in a folder of
+//! intermediate files: what nvcc says has the words of both front ends and of g++ around those of ptxas.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use object::{Object, ObjectSection, ObjectSymbol};
+use object::read::elf::ElfFile64;
+use object::{Endianness, Object, ObjectSection, ObjectSymbol};
 
 use super::process::{self, Ended, Limits};
-use super::{Artifact, Built, CompileFailure, Diagnostic, audit, diagnostics, resources};
+use super::resources::Spills;
+use super::{Artifact, Built, CompileFailure, Diagnostic, KernelResources, audit, diagnostics, resources};
 use crate::candidate::Format;
 use crate::fault::EvaluatorError;
 use crate::header::parameter_list;
@@ -55,12 +58,13 @@ impl Nvcc {
         let start = Instant::now();
         let write = |name: &str, text: &str| std::fs::write(folder.join(name), text);
         let written = write(diagnostics::SOURCE_NAME, job.source).and_then(|()| write("task.h", job.task_header));
+        let written = written.and_then(|()| std::fs::create_dir(folder.join(KEPT)));
         written.map_err(|error| EvaluatorError::new(format!("{}: {error}", folder.display())))?;
-        let log = match process::run(self.command(job.architecture, limits), folder, limits)? {
-            Ended::Well(log) => log,
+        match process::run(self.command(job.architecture, limits), folder, limits)? {
+            Ended::Well(_) => {}
             Ended::Limit(message) => return Ok(Err(CompileFailure::Limit(message))),
             Ended::Badly(log) => return Ok(Err(CompileFailure::Source(explained(&log, job)))),
-        };
+        }
         let library = folder.join(LIBRARY);
         let bytes =
             std::fs::read(&library).map_err(|error| EvaluatorError::new(format!("{}: {error}", library.display())))?;
@@ -68,11 +72,17 @@ impl Nvcc {
             Ok(scratch_bytes) => scratch_bytes,
             Err(faults) => return Ok(Err(CompileFailure::Source(faults))),
         };
+        let resources = match self.resources(folder, job.architecture, limits)? {
+            Ok(resources) => resources,
+            Err(message) => return Ok(Err(CompileFailure::Limit(message))),
+        };
+        // They take more room than the library.
+        let _ = std::fs::remove_dir_all(folder.join(KEPT));
         Ok(Ok(Built {
             artifact: Artifact::Library(library),
             launches: Vec::new(),
             scratch_bytes,
-            resources: resources::resources(&log),
+            resources,
             compiler: self.version.clone(),
             seconds: start.elapsed().as_secs_f64(),
         }))
@@ -88,12 +98,44 @@ impl Nvcc {
         if let Some(folder) = self.runtime.parent() {
             command.args(["-Xlinker", "-rpath", "-Xlinker", &folder.display().to_string()]);
         }
-        command.args([diagnostics::SOURCE_NAME, "-o", LIBRARY]);
+        command.args(["--keep", "--keep-dir", KEPT, diagnostics::SOURCE_NAME, "-o", LIBRARY]);
         command
+    }
+
+    /// Of each kernel; or by which limit it can't be said. ptxas is run once more, by itself, where a kernel has a stack,
+    /// to hear how much of it are spilled registers.
+    fn resources(
+        &self,
+        folder: &Path,
+        architecture: &str,
+        limits: &Limits,
+    ) -> Result<Result<Vec<KernelResources>, String>, EvaluatorError> {
+        let kept = folder.join(KEPT);
+        let cubin = kept.join(format!("candidate.{architecture}.cubin"));
+        let bytes = std::fs::read(&cubin);
+        let bytes = bytes.map_err(|error| EvaluatorError::new(format!("{}: {error}", cubin.display())))?;
+        let file = ElfFile64::<Endianness>::parse(bytes.as_slice());
+        let file = file.map_err(|error| EvaluatorError::new(format!("{}: {error}", cubin.display())))?;
+        let described =
+            |spills: Spills| resources::of_module(&file, &spills).into_iter().map(|(_, kernel)| kernel).collect();
+        let kernels: Vec<KernelResources> = described(Spills::new());
+        if kernels.iter().all(|kernel| kernel.local_bytes == 0) {
+            return Ok(Ok(kernels));
+        }
+        let mut command = process::limited(&self.program.with_file_name("ptxas"), limits);
+        command.args(["-v", &format!("-arch={architecture}"), "candidate.ptx", "-o", "again.cubin"]);
+        Ok(match process::run(command, &kept, limits)? {
+            Ended::Well(log) => Ok(described(resources::spills(resources::said_by_ptxas(&log)))),
+            Ended::Limit(message) => Err(message),
+            Ended::Badly(_) => Ok(kernels),
+        })
     }
 }
 
 const LIBRARY: &str = "candidate.so";
+
+/// The folder of intermediate files.
+const KEPT: &str = "kept";
 
 /// What is to be built.
 pub struct Job<'a> {

@@ -10,6 +10,8 @@
 
 use std::ops::Range;
 
+use super::tokens::{Dialect, Kind, Token, tokens};
+
 /// The source with CUDA's syntax replaced.
 pub fn rewrite(source: &str) -> String {
     let tokens = significant_tokens(source);
@@ -59,117 +61,11 @@ fn apply(source: &str, mut edits: Vec<Edit>) -> String {
     result
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Word,
-    Literal,
-    /// One character.
-    Sign,
-}
-
-/// A token that is neither white space nor a comment.
-#[derive(Clone, Debug)]
-struct Token {
-    kind: Kind,
-    range: Range<usize>,
-}
-
+/// Tokens that are neither white space nor comments.
 fn significant_tokens(source: &str) -> Vec<Token> {
-    let mut tokens = Vec::new();
-    let mut at = 0;
-    while let Some(first) = source[at..].chars().next() {
-        let rest = &source[at..];
-        let (kind, length) = if first.is_whitespace() {
-            (None, first.len_utf8())
-        } else if let Some(length) = comment_length(rest) {
-            (None, length)
-        } else if let Some(length) = literal_length(rest) {
-            (Some(Kind::Literal), length)
-        } else if is_word(first) {
-            (Some(Kind::Word), rest.find(|c| !is_word(c)).unwrap_or(rest.len()))
-        } else {
-            (Some(Kind::Sign), first.len_utf8())
-        };
-        if let Some(kind) = kind {
-            tokens.push(Token { kind, range: at..at + length });
-        }
-        at += length;
-    }
-    tokens
-}
-
-fn is_word(character: char) -> bool {
-    character.is_alphanumeric() || character == '_' || character == '$'
-}
-
-fn comment_length(rest: &str) -> Option<usize> {
-    if let Some(inside) = rest.strip_prefix("/*") {
-        return Some(inside.find("*/").map_or(rest.len(), |end| end + 4));
-    }
-    rest.starts_with("//").then(|| line_length(rest))
-}
-
-/// Up to the end of the line; a backslash before it joins the next one.
-fn line_length(rest: &str) -> usize {
-    let mut from = 0;
-    while let Some(end) = rest[from..].find('\n') {
-        from += end + 1;
-        if !rest[..from - 1].trim_end_matches('\r').ends_with('\\') {
-            return from - 1;
-        }
-    }
-    rest.len()
-}
-
-/// A number, a string or a character, with its prefix.
-fn literal_length(rest: &str) -> Option<usize> {
-    let prefix = ["u8R", "uR", "UR", "LR", "R", "u8", "u", "U", "L", ""].into_iter().find(|prefix| {
-        rest.strip_prefix(prefix)
-            .is_some_and(|after| after.starts_with('"') || (after.starts_with('\'') && !prefix.ends_with('R')))
-    });
-    match prefix {
-        Some(prefix) if prefix.ends_with('R') => {
-            raw_string_length(&rest[prefix.len()..]).map(|length| prefix.len() + length)
-        }
-        Some(prefix) => Some(prefix.len() + quoted_length(&rest[prefix.len()..])),
-        None => rest.starts_with(|c: char| c.is_ascii_digit()).then(|| number_length(rest)),
-    }
-}
-
-fn raw_string_length(rest: &str) -> Option<usize> {
-    let delimiter = &rest[1..rest.find('(')?];
-    let end = format!("){delimiter}\"");
-    Some(rest.find(&end).map_or(rest.len(), |at| at + end.len()))
-}
-
-/// A quote that is not closed ends with its line: an apostrophe in `#error` text is no character.
-fn quoted_length(rest: &str) -> usize {
-    let quote = rest.as_bytes()[0];
-    let mut escaped = false;
-    for (at, byte) in rest.bytes().enumerate().skip(1) {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' => escaped = true,
-            b'\n' => return at,
-            _ if byte == quote => return at + 1,
-            _ => {}
-        }
-    }
-    rest.len()
-}
-
-fn number_length(rest: &str) -> usize {
-    let bytes = rest.as_bytes();
-    let mut at = 1;
-    while at < bytes.len() {
-        let sign_of_exponent = matches!(bytes[at], b'+' | b'-') && matches!(bytes[at - 1], b'e' | b'E' | b'p' | b'P');
-        let separator = bytes[at] == b'\'' && bytes.get(at + 1).is_some_and(u8::is_ascii_alphanumeric);
-        if !(bytes[at].is_ascii_alphanumeric() || matches!(bytes[at], b'.' | b'_') || sign_of_exponent || separator) {
-            break;
-        }
-        at += 1;
-    }
-    at
+    let mut all = tokens(source, Dialect::Gcc).all;
+    all.retain(|token| !matches!(token.kind, Kind::Space | Kind::Comment));
+    all
 }
 
 fn text<'a>(source: &'a str, token: &Token) -> &'a str {

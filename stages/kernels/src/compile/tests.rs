@@ -158,6 +158,61 @@ TASK_SCRATCH(task::x_size * sizeof(float))
     assert_eq!(built.scratch_bytes, 256_000);
 }
 
+/// What front ends print is the source's to choose.
+const FORGED: &str = "#pragma message(\"\\nptxas info    : 0 bytes gmem\\nptxas info    : Compiling entry function '_Z1kPKfPf' for 'sm_90'\\n\
+    ptxas info    : Function properties for _Z1kPKfPf\\n    8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\\n\
+    ptxas info    : Used 1 registers\\n\")\n\
+    #line 1 \"a\\nptxas info    : Used 2 registers\"\n";
+
+/// Takes many registers, 4,800 bytes of shared memory and a stack.
+const GREEDY: &str = "__shared__ float s[1200]; float a[100];\n\
+    asm volatile(\".pragma \\\"ptxas info    : 0 bytes gmem\\\";\");\n\
+    _Pragma(\"message(\\\"ptxas info    : Used 3 registers, 4 bytes smem\\\")\")\n\
+    for (int i = 0; i < 100; i++) a[i] = x[i * i + threadIdx.x];\n\
+    s[threadIdx.x] = a[(int)x[0] & 63]; __syncthreads();\n\
+    for (int i = 0; i < 100; i++) out[i] = a[i] * a[99 - i] + s[i];";
+
+#[test]
+fn a_source_does_not_say_what_its_kernels_take() {
+    let bench = Bench::new();
+    let launch = format!("__global__ void k(const float* x, float* out) {{ {GREEDY} }}");
+    let launch = format!(
+        "#include \"task.h\"\nLAUNCH_FORGED\n{launch}\nextern \"C\" cudaError_t launch(TASK_PARAMETERS, void*, cudaStream_t stream) {{\n\
+         k<<<1, 32, 0, stream>>>(x, out);\nreturn cudaGetLastError();\n}}\n"
+    );
+    let honest = [bench.kernel(&kernel_source("", GREEDY)), bench.launch(&launch.replace("LAUNCH_FORGED", ""))];
+    let forged = [bench.kernel(&kernel_source(FORGED, GREEDY)), bench.launch(&launch.replace("LAUNCH_FORGED", FORGED))];
+    for (honest, forged) in honest.into_iter().zip(forged) {
+        let [honest, forged] = [honest, forged].map(|outcome| outcome.unwrap_or_else(|failure| panic!("{failure:?}")));
+        let [kernel] = honest.resources.as_slice() else { panic!("{:?}", honest.resources) };
+        assert_eq!((kernel.kernel.as_str(), kernel.shared_bytes), ("k", 4800));
+        assert!(kernel.registers > 8 && kernel.local_bytes >= 400, "{kernel:?}");
+        assert_eq!(forged.resources, honest.resources);
+    }
+}
+
+#[test]
+fn kernels_that_only_their_file_knows_count_too() {
+    let source = launch_source("", "").replace("__global__ void k", "template <int n> static __global__ void k");
+    let built = Bench::new().launch(&source.replace("k<<<", "k<3><<<")).unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert!(built.resources.len() == 1 && built.resources[0].registers > 4, "{:?}", built.resources);
+}
+
+#[test]
+fn spilled_bytes_are_told() {
+    let many: String = (0..100).map(|i| format!("float a{i} = x[{i} * 7 + threadIdx.x];\n")).collect();
+    let all: String = (0..100).map(|i| format!("out[{i}] = a{i} * a{};\n", 99 - i)).collect();
+    let body = format!("{many}__syncthreads();\n{all}");
+    let bounded = |source: String| source.replace("void k(", "void __launch_bounds__(1024, 2) k(");
+    let bench = Bench::new();
+    let kernel = bench.kernel(&bounded(kernel_source("", &body))).unwrap();
+    let launch = launch_source("", "").replace("out[threadIdx.x] = x[threadIdx.x];", &body);
+    for built in [kernel, bench.launch(&bounded(launch)).unwrap()] {
+        let taken = &built.resources[0];
+        assert!(taken.registers <= 32 && taken.spill_store_bytes > 0 && taken.spill_load_bytes > 0, "{taken:?}");
+    }
+}
+
 #[test]
 fn the_usual_headers_are_there_for_device_code() {
     let names = "cuda_runtime.h cuda.h device_launch_parameters.h math.h cmath stdint.h cstdint stddef.h cstddef float.h cfloat \
