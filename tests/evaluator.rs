@@ -180,7 +180,7 @@ fn a_seed_draws_the_same_inputs_again() {
     assert_ne!(other.failure, first.failure);
 }
 
-/// Factors in half precision are right for the paper's tolerance alone.
+/// Factors in float16 have as many digits as those in TF32, and too few for `strict`.
 #[test]
 fn the_policy_decides_what_is_precise_enough() {
     let sandbox = with_candidates(&["nasty/half_products.cu", "tasks/matmul.py"]);
@@ -189,7 +189,7 @@ fn the_policy_decides_what_is_precise_enough() {
         let arguments = [&["half_products.cu", "--task", "matmul.py", "--policy", policy], &size[..]].concat();
         verdict(&sandbox, &arguments).1
     };
-    assert_eq!(["strict", "tf32", "paper"].map(judged), [1, 1, 0]);
+    assert_eq!(["strict", "tf32", "paper"].map(judged), [1, 0, 0]);
 }
 
 #[test]
@@ -449,7 +449,7 @@ fn profiles_tell_times_work_and_degenerate_answers() {
     let degenerate =
         |id: &str| row(id)["degenerate"].as_array().unwrap().iter().filter_map(Value::as_str).collect::<Vec<_>>();
     assert_eq!(degenerate("relu"), [""; 0]);
-    assert_eq!(degenerate("ones"), ["ones", "mean", "stale", "without:x"]);
+    assert_eq!(degenerate("ones"), ["ones", "mean", "stale", "without:x", "constant"]);
     assert_eq!(row("endless")["profile_error"], "the task was not done with a step (`task`) within 10 s");
     assert_eq!([&row("broken")["profile_error_kind"], &row("endless")["profile_error_kind"]], ["task"; 2]);
     assert_eq!(row("broken")["profile_error"], "line 9: AttributeError: module 'torch' has no attribute 'rellu'");

@@ -33,14 +33,15 @@ class Twin:
         self._buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         self._collect = collect
 
-    def forward(self, values):
-        """The outputs in float64, with the original's present weights; those that are no floats as they are."""
+    def forward(self, values, mode=None):
+        """The outputs in float64, with the original's present weights; those that are no floats as they are. `mode` is a
+        dispatch mode in place of the one that keeps everything in float64."""
         for own, original in zip(self._model.parameters(), self._original.parameters(), strict=True):
             own.copy_(original)
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
-            with _InFloat64():
+            with mode or _InFloat64():
                 outputs = self._collect(self._model(*[widen(value) for value in values]))
         finally:
             torch.set_default_dtype(default)

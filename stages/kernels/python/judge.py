@@ -7,6 +7,7 @@ one row of numbers for each chunk; all rows of a set come to the host together. 
 
 import math
 
+import error_model
 import torch
 from element_types import bits, pattern_word
 from policy import TOLERANCE, multiple
@@ -14,6 +15,8 @@ from refusal import unsupported
 
 CHUNK = 1 << 24
 BEGINNING = 1 << 18
+DEGENERATE = 2.0
+"""Times the error that is allowed: where the best constant is not further off than that, it passes now and then."""
 WRONG_SPECIAL = 1e300
 """The error of an element that should be NaN or infinite and is something else. Larger than any real one."""
 
@@ -46,7 +49,8 @@ class Expectation:
     `target` is NaN wherever eager (or the float64 forward) is not finite; there, the answer must be eager's.
     """
 
-    def __init__(self, policy, name, eager, reference):
+    def __init__(self, policy, name, eager, reference, kinds=None):
+        """`kinds` are those of error_model.py; without any, multiples of eager's own error are allowed."""
         self.name = name
         self.shape = tuple(eager.shape)
         self.dtype = eager.dtype
@@ -55,7 +59,24 @@ class Expectation:
         self.eager = whole(eager.contiguous()) if self.exact else eager.contiguous().reshape(-1)
         self.elementwise = policy.name == "paper" and not self.exact
         self._reference = None if self.exact or self.elementwise else reference.contiguous().reshape(-1)
+        self._kinds = None if self.exact or self.elementwise else kinds
+        self.bounds = None
+        if self._kinds:
+            # Errors and answers in one piece, for their parts.
+            self._errors, self._answers = (self.empty() for _ in range(2))
         self._rows = [self._describe(start, stop) for start, stop in chunks(self.total)]
+        if self._kinds:
+            self._set_bounds()
+
+    def empty(self):
+        """Room for an error of each element. Errors in float32 have seven digits, which is enough."""
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        return torch.empty(self.total, dtype=wide, device=self.eager.device)
+
+    def _set_bounds(self):
+        self.bounds = error_model.Bounds(self._kinds, self.dtype, self.shape, self._errors, self._answers)
+        del self._errors, self._answers
+        self._rows.append(self.bounds.whole)
 
     def target(self, start, stop):
         if self._reference is not None:
@@ -78,6 +99,8 @@ class Expectation:
         target.masked_fill_(irregular, math.nan)
         error = (wide - target).masked_fill_(irregular, 0.0)
         known = target.masked_fill(irregular, 0.0)
+        if self._kinds:
+            self._errors[start:stop], self._answers[start:stop] = error, known
         return row(
             irregular.sum(),
             torch.linalg.vector_norm(error),
@@ -94,6 +117,9 @@ class Expectation:
     def settle(self, rows):
         """Takes the numbers of `pending`; from here on the yardsticks are known."""
         self._rows = []
+        if self.bounds is not None:
+            *rows, whole = rows
+            self.allowed_rms, self.allowed_max = whole
         columns = list(zip(*rows, strict=True))
         self.irregular = int(sum(columns[0]))
         self.nonzero = any(columns[5])
@@ -105,6 +131,8 @@ class Expectation:
         self._set_limits()
 
     def _set_limits(self):
+        if self.bounds is not None:
+            return
         if self.exact or self.elementwise:
             self.allowed_rms = self.allowed_max = 0.0 if self.exact else None
             return
@@ -124,12 +152,10 @@ class Expectation:
             )
 
 
-def expect(policy, names, eager, references):
-    """Expectations of all outputs, with one wait for the device."""
-    expectations = [
-        Expectation(policy, name, output, reference)
-        for name, output, reference in zip(names, eager, references, strict=True)
-    ]
+def expect(policy, names, eager, references, kinds=None):
+    """Expectations of all outputs, with one wait for the device. `kinds`: for each output, those of error_model.py."""
+    kinds = [None] * len(names) if kinds is None else kinds
+    expectations = [Expectation(policy, *each) for each in zip(names, eager, references, kinds, strict=True)]
     fetched = fetch([row for expectation in expectations for row in expectation.pending()])
     for expectation in expectations:
         count = len(expectation.pending())
@@ -149,6 +175,59 @@ def fetch(rows):
     return result
 
 
+class ConstantAnswer:
+    """Whether one number would pass for every element of an output, over several draws of the inputs."""
+
+    def __init__(self, expectation):
+        self._name, self._elementwise = expectation.name, expectation.elementwise
+        self._low, self._high = -math.inf, math.inf
+        # Moments about a number of the size of the answer: what they are for is a small difference of large numbers.
+        self._center, self._allowed = None, math.inf
+        self._count = self._sum = self._squares = 0.0
+
+    def add(self, expectation):
+        """Another draw's."""
+        if expectation.exact:
+            return
+        parts = [expectation.target(start, stop) for start, stop in chunks(expectation.total)]
+        if self._elementwise:
+            rows = [self._interval(part) for part in parts]
+            for low, high in fetch(rows):
+                self._low, self._high = max(self._low, low), min(self._high, high)
+            return
+        if self._center is None:
+            first = parts[0][:BEGINNING]
+            self._center = first[first.isfinite()].mean().nan_to_num(nan=0.0).item()
+        self._allowed = min(self._allowed, expectation.allowed_rms)
+        for count, total, squares in fetch([self._moments(part) for part in parts]):
+            self._count, self._sum, self._squares = self._count + count, self._sum + total, self._squares + squares
+
+    @staticmethod
+    def _interval(part):
+        """Between which numbers a constant is right for these elements."""
+        room = part.abs() * TOLERANCE + TOLERANCE
+        low = (part - room).nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=-math.inf).max()
+        return row(low, (part + room).nan_to_num(nan=math.inf, neginf=math.inf, posinf=math.inf).min())
+
+    def _moments(self, part):
+        known = part.isfinite()
+        away = (part - self._center).masked_fill_(~known, 0.0)
+        return row(known.sum(), away.sum(), away.square().sum())
+
+    def why(self):
+        """What passes, in words, or `None`."""
+        if self._elementwise:
+            # Nobody needs to know which constant is right everywhere.
+            return f"a constant passes for {self._name}" if self._low <= self._high and self._high < math.inf else None
+        if not self._count:
+            return None
+        mean = self._sum / self._count
+        spread = math.sqrt(max(0.0, self._squares / self._count - mean * mean))
+        if spread > DEGENERATE * self._allowed:
+            return None
+        return f"a constant passes for {self._name}: it varies by {spread:.2g}, and may be off by {self._allowed:.2g}"
+
+
 class Measurement:
     """One output under comparison: rows of numbers, and which elements still hold the poison."""
 
@@ -159,11 +238,17 @@ class Measurement:
         self._got = whole(got) if expectation.exact else got.reshape(-1)
         self._word = None if pattern_byte is None else pattern_word(got.dtype, pattern_byte)
         self._earlier = earlier
+        bounds = expectation.bounds if ranges is None else None
+        self._errors = None if bounds is None else expectation.empty()
         ranges = chunks(expectation.total) if ranges is None else ranges
         held = [self._compare_poison(start, stop) for start, stop in ranges]
         self.rows = [
             torch.cat([self._compare(start, stop), counts]) for (start, stop), counts in zip(ranges, held, strict=True)
         ]
+        if bounds is not None:
+            # The last row is of the parts.
+            self.rows.append(row(*bounds.parts(self._errors)) if bounds.by_family else self._got.new_zeros(0).double())
+            self._errors = None
 
     def _compare(self, start, stop):
         """How many are wrong, how many not finite, where the worst is, the norm of the error, and whether anything is
@@ -188,6 +273,8 @@ class Measurement:
         if self.expectation.irregular:
             self._excuse_irregular(error, target, got, start, stop)
         error.nan_to_num_(nan=math.inf, posinf=math.inf)
+        if self._errors is not None:
+            self._errors[start:stop] = error
         if self.expectation.elementwise:
             excess = error - (target.abs().nan_to_num_(nan=0.0) * TOLERANCE + TOLERANCE)
             wrong = excess > 0
@@ -241,6 +328,10 @@ class Verdict:
 
     def __init__(self, expectation, rows, knows_unwritten):
         self.expectation = expectation
+        self._worst_part = None
+        if expectation.bounds is not None:
+            *rows, parts = rows
+            self._worst_part = worst_part(expectation.bounds.names(), parts)
         self.mismatched = int(sum(row[0] for row in rows))
         self.nonfinite = int(sum(row[1] for row in rows))
         regular = max(1, expectation.total - expectation.irregular)
@@ -266,7 +357,9 @@ class Verdict:
     def within(self):
         """Whether the policy's tolerance would let it pass."""
         limit = self.expectation.allowed_rms
-        return self.mismatched == 0 and self.nonfinite == 0 and (limit is None or self._rms_is_within(limit))
+        parts_are_within = self._worst_part is None or self._worst_part["times"] <= 1.0
+        rms_is_within = limit is None or self._rms_is_within(limit)
+        return self.mismatched == 0 and self.nonfinite == 0 and rms_is_within and parts_are_within
 
     def _rms_is_within(self, limit):
         return self.expectation.exact or self.error_rms <= limit
@@ -332,7 +425,27 @@ class Verdict:
             "error_rms": None if expectation.exact else finite(self.error_rms),
             "reference_error_rms": expectation.error_rms if strict else None,
             "allowed_rms": expectation.allowed_rms if strict else None,
+            "part": self._part(),
         }
+
+    def _part(self):
+        """The part of the output that is further off than is allowed, where the whole may be well."""
+        part = self._worst_part
+        if part is None or part["times"] <= 1.0:
+            return None
+        return part | {"times": finite(part["times"])}
+
+
+def worst_part(families, numbers):
+    """Which part of an output is furthest from what is allowed, and how many times as far off as that: an index of a
+    dimension, or of a block of elements, where `dimension` is `None`."""
+    ratios, places = numbers[::2], numbers[1::2]
+    if not families:
+        return None
+    # A dimension says more than a block.
+    worst = max(range(len(families)), key=lambda at: (ratios[at] > 1.0 and families[at] != "block", ratios[at]))
+    dimension = None if families[worst] == "block" else families[worst]
+    return {"dimension": dimension, "index": int(places[worst]), "times": ratios[worst]}
 
 
 def finite(number):

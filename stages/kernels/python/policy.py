@@ -3,11 +3,12 @@
 | policy | floating-point outputs | TF32 in the eager forward |
 |---|---|---|
 | `paper` | each element within 1e-2 + 1e-2 |expected| of eager | torch's defaults: convolutions yes, products no |
-| `strict` | against a float64 forward: rms and largest error at most m times eager's own | no |
-| `tf32` | as `strict` | yes, which makes eager's own error, the yardstick, larger |
+| `strict` | against a float64 forward: errors within the bounds of error_model.py | no |
+| `tf32` | as `strict`, or as products in TF32 | yes |
 
-m is 32 for float32 and float64 and 4 for half types. Eager's own error counts as at least one rounding: the element
-type's epsilon times the rms (or the largest magnitude) of the float64 answer. Integers and booleans must be equal.
+Where there are no bounds, rms and largest error may be m times eager's own: m is 32 for float32 and float64 and 4 for half
+types. Eager's own error counts as at least one rounding: the element type's epsilon times the rms (or the largest
+magnitude) of the float64 answer. Integers and booleans must be equal.
 """
 
 import torch

@@ -75,6 +75,6 @@ def _is_right(limit, row):
 
 
 def _output(name, expected):
-    nothing = ("reason", "worst", "unwritten", "first_unwritten", "error_rms", "reference_error_rms", "allowed_rms")
+    nothing = ("reason", "worst", "unwritten", "first_unwritten", "error_rms", "reference_error_rms", "allowed_rms", "part")
     facts = dict.fromkeys(nothing)
     return facts | {"name": name, "pass": True, "mismatched": 0, "total": expected.numel(), "nonfinite": 0, "held": 0}

@@ -72,7 +72,7 @@ import timing  # noqa: E402
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402  the first dispatch mode of a process imports it: seconds, better spent once
 from argument_sets import ArgumentSets  # noqa: E402
-from refusal import Refusal, first_line, is_memory_error, poisons_gpu  # noqa: E402
+from refusal import Refusal, first_line, is_memory_error, poisons_gpu, unsupported  # noqa: E402
 from task import Task  # noqa: E402
 
 TASKS_KEPT = 16
@@ -218,6 +218,8 @@ class Worker:
         scratch, sets = fields.count("scratch_bytes", 0), fields.count("sets", 1, least=1)
         self._sets = None
         task = self._task(Fields(fields.get("task", dict)).task())
+        if task.degenerate is not None:
+            raise unsupported(task.degenerate, "no answer to it deserves a verdict: use another policy, sizes or inputs")
         with task.running():
             self._sets = ArgumentSets(task, self.arena, scratch, sets, available_memory(self.device))
         self._secret = secret

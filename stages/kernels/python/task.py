@@ -10,6 +10,7 @@ import math
 import time
 
 import counting
+import error_model
 import inputs
 import judge
 import quick_look
@@ -37,6 +38,9 @@ class Task:
         # Of the last whole judgement; `None` before the first, and where eager was not finite.
         self.limits = None
         self._twin = None
+        self.error_kinds = None
+        self.degenerate = None
+        """Why nobody can tell a right answer from one without the work, where that is so."""
         self.policy = Policy(fields["policy"])
         self._train = _is_train(fields["protocol"])
         self.source = load(fields["code"], fields["name"], fields["set"])
@@ -89,7 +93,9 @@ class Task:
             raise unsupported("the shape of an output depends on the data")
         self._study_cost(first)
         self._study_weights(first, outputs)
-        self.expect(first)
+        if self.policy.needs_float64:
+            self._study_errors(first, second)
+        self.degenerate = self._constant_that_passes(first, second)
 
     def _study_inputs(self, first, second):
         names = _argument_names(self.model.forward, len(first))
@@ -172,6 +178,33 @@ class Task:
             self.weights.stay()
         self.weights.become(None)
 
+    def _study_errors(self, first, second):
+        """How far honest arithmetic may be off. Without noisy twins, which not every forward bears, eager's own error is
+        the only measure."""
+        eager = self.forward(first)
+        exact = self._float64_outputs(first, eager)
+        try:
+            self.error_kinds = error_model.study(self._twin, first, eager, exact, self.policy.name)
+        except torch.AcceleratorError:
+            raise
+        except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, KeyError, AttributeError):
+            self.error_kinds = None
+        if self.device.type == "cuda":
+            # Twins take several times what a forward does.
+            torch.cuda.empty_cache()
+
+    def _constant_that_passes(self, *draws):
+        """Which output can be answered by a constant, in words."""
+        constants = None
+        for values in draws:
+            expectations = self.expect(values)
+            constants = constants or [judge.ConstantAnswer(each) for each in expectations]
+            for constant, expectation in zip(constants, expectations, strict=True):
+                constant.add(expectation)
+        found = [constant.why() for constant in constants]
+        why = next((each for each in found if each is not None), None)
+        return None if why is None else f"the task is degenerate under the policy {self.policy.name}: {why}"
+
     def _generators(self):
         states = [torch.get_rng_state()]
         if self.device.type == "cuda":
@@ -241,7 +274,7 @@ class Task:
         if [output.shape for output in eager] != self._output_shapes:
             raise unsupported("the shape of an output depends on the data")
         references = self._float64_outputs(values, eager)
-        expectations = judge.expect(self.policy, self.output_names, eager, references)
+        expectations = judge.expect(self.policy, self.output_names, eager, references, self.error_kinds)
         for expectation in expectations:
             expectation.check_yardstick()
         limits = quick_look.Limits(expectations)

@@ -193,13 +193,9 @@ def test_minus_one_is_a_number_though_it_looks_like_poison(connection):
 
 
 def test_all_zeros(connection):
-    tiny = model("x: return x * 1e-4", "[torch.randn(100)]")
-    (arguments,) = connection.begin(make_task(tiny, "paper"))
-    output = only_output(arguments.run(writes(lambda a: torch.zeros(100))))
-    assert (output["pass"], output["reason"], output["mismatched"]) == (False, "zeros", 0)
-    dead = model("x: return torch.relu(x - 9)", "[torch.rand(100)]")
-    (arguments,) = connection.begin(make_task(dead))
-    assert only_output(arguments.run(writes(lambda a: torch.zeros(100))))["pass"]
+    (arguments,) = connection.begin(make_task(RELU, "paper"))
+    output = only_output(arguments.run(writes(lambda a: torch.zeros(64, 1000))))
+    assert (output["pass"], output["reason"]) == (False, "zeros")
 
 
 def test_nan_and_infinity(connection):
@@ -234,7 +230,8 @@ def test_half_precision_passes_paper_but_not_strict(connection, dtype):
     # Sixteen products a sum: at 128 even `paper` notices the rounding of bfloat16.
     code = model("a, b: return a @ b", "[torch.rand(64, 16), torch.rand(16, 32)]")
     candidate = writes(lambda a: (a["a"].to(dtype) @ a["b"].to(dtype)).float())
-    for policy, passes in (("paper", True), ("strict", False), ("tf32", False)):
+    # TF32 and float16 have as many digits.
+    for policy, passes in (("paper", True), ("strict", False), ("tf32", dtype == torch.float16)):
         (arguments,) = connection.begin(make_task(code, policy))
         output = only_output(arguments.run(candidate))
         assert output["pass"] == passes, output
@@ -253,8 +250,7 @@ def test_an_error_in_a_few_elements_fails_strict(connection):
 
 def test_a_small_error_everywhere_fails_strict(connection):
     (arguments,) = connection.begin(make_task(RELU))
-    shift = 32 * torch.finfo(torch.float32).eps * 2
-    output = only_output(arguments.run(writes(lambda a: a["x"].clamp(min=0) + shift)))
+    output = only_output(arguments.run(writes(lambda a: a["x"].clamp(min=0) + 1.5e-6)))
     assert (output["reason"], output["mismatched"]) == ("values", 0)
     assert output["error_rms"] > output["allowed_rms"]
 

@@ -213,6 +213,20 @@ pub struct OutputJudgement {
     /// What it may be.
     #[serde(default)]
     pub allowed_rms: Option<f64>,
+    /// The part that is furthest beyond what is allowed, where one is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<Part>,
+}
+
+/// A part of an output that is held to bounds of its own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    /// Which dimension; without, a block of 1,024 elements in a row.
+    pub dimension: Option<u32>,
+    /// The index there, or which block.
+    pub index: u64,
+    /// How many times what is allowed; `None` where it is no finite number.
+    pub times: Option<f64>,
 }
 
 /// The element that is furthest out.

@@ -10,7 +10,7 @@ use crate::candidate::Format;
 use crate::compile::{Diagnostic, KernelResources};
 use crate::fault::{Fault, FaultKind};
 use crate::profile::roofline::Bound;
-use crate::reference::{DeviceInfo, Judgement, OutputJudgement, Policy, Protocol, TaskError, Worst};
+use crate::reference::{DeviceInfo, Judgement, OutputJudgement, Part, Policy, Protocol, TaskError, Worst};
 
 /// The version of the JSON form.
 pub const SCHEMA: u32 = 1;
@@ -309,7 +309,21 @@ fn write_wrong(out: &mut Formatter<'_>, output: &OutputJudgement) -> fmt::Result
     if *mismatched > 0 && !all_unwritten {
         writeln!(out, "  {name}: {mismatched} of {total} elements are beyond the tolerance")?;
     }
+    if let Some(part) = &output.part {
+        write_part(out, name, part)?;
+    }
     output.worst.as_ref().map_or(Ok(()), |worst| write_worst(out, name, worst, all_unwritten))
+}
+
+/// A small part may be all wrong while the whole is nearly right.
+fn write_part(out: &mut Formatter<'_>, name: &str, part: &Part) -> fmt::Result {
+    let place = match part.dimension {
+        Some(dimension) => format!("at index {} of dimension {dimension}", part.index),
+        None => format!("in elements {} to {}", part.index * 1024, part.index * 1024 + 1023),
+    };
+    let times = part.times.map_or("far more".into(), |times| format!("{times:.3} times as much as"));
+    let ending = if part.times.is_some() { "is allowed there" } else { "than is allowed there" };
+    writeln!(out, "  {name}: the error {place} is {times} {ending}")
 }
 
 fn write_worst(out: &mut Formatter<'_>, name: &str, worst: &Worst, unwritten: bool) -> fmt::Result {
@@ -495,6 +509,15 @@ mod tests {
         ];
         let told = worst.map(|worst| told_of(json!({ "worst": worst })).lines().last().unwrap().to_owned());
         insta::assert_snapshot!(told.join("\n"));
+    }
+
+    #[test]
+    fn a_part_that_is_off_is_told() {
+        let told = |part: serde_json::Value| told_of(json!({ "mismatched": 0, "part": part }));
+        let row = told(json!({ "dimension": 0, "index": 17, "times": 23.456 }));
+        assert_eq!(row, "  out: the error at index 17 of dimension 0 is 23.456 times as much as is allowed there");
+        let block = told(json!({ "dimension": null, "index": 2, "times": null }));
+        assert_eq!(block, "  out: the error in elements 2048 to 3071 is far more than is allowed there");
     }
 
     #[test]

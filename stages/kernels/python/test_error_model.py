@@ -1,0 +1,146 @@
+"""What the bounds tell apart: for each kind of arithmetic an honest answer, and one that leaves work out or rounds more."""
+
+import pathlib
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE)]
+
+import error_model  # noqa: E402
+from reference_client import Failure, Reference, make_task, model  # noqa: E402
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def reference():
+    process = Reference()
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def connection(reference):
+    with reference.connect() as connection:
+        yield connection
+
+
+def passes(connection, code, answer, policy="strict"):
+    """Whether an answer, made of the arguments by name, passes on two draws."""
+    (arguments,) = connection.begin(make_task(code, policy))
+    verdicts = []
+    for trial in range(2):
+        outputs = arguments.run(lambda a: a["out"].copy_(answer(a)), trial=trial)["outputs"]
+        verdicts.append(outputs[0])
+    return all(each["pass"] for each in verdicts), verdicts
+
+
+def sequential_sum(x):
+    """Down the rows, one after another, as a thread with an accumulator does."""
+    total = torch.zeros(x.shape[1])
+    for row in x:
+        total += row
+    return total
+
+
+SUM = model("x: return x.sum(0)", "[torch.rand(40000, 24)]")
+GATED = model("x, g: return x * g", "[torch.randn(64, 200), 10.0 ** -torch.linspace(0, 9, 64)[:, None] * torch.rand(64, 1)]")
+CUMPROD = model("x: return torch.cumprod(x, 1)", "[torch.rand(40, 400) * 0.2 + 0.85]")
+PRODUCT = model("a, b: return a @ b", "[torch.randn(96, 256), torch.randn(256, 64)]")
+PRODUCT_IN_HALF = model(
+    "a, b: return a @ b", "[torch.randn(96, 256, dtype=torch.bfloat16), torch.randn(256, 64, dtype=torch.bfloat16)]"
+)
+SOFTMAX = model("x: return torch.softmax(x, -1)", "[torch.randn(64, 1000)]")
+MEANS = model("x: return x.mean(1)", "[torch.rand(256, 8192).to(torch.bfloat16)]")
+
+
+def in_bits(x, bits):
+    """Rounded to so many bits of the mantissa, the first counted."""
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp(torch.round(mantissa * 2.0**bits) / 2.0**bits, exponent)
+
+
+def in_int8(x):
+    x = x.float()
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return torch.round(x / scale) * scale
+
+
+def tail(x, share):
+    """The last part as zeros."""
+    x = x.clone()
+    x[:, -int(x.shape[1] * share) :] = 0
+    return x
+
+
+HONEST = {
+    "a sum in sequence": (SUM, "strict", lambda a: sequential_sum(a["x"])),
+    "gates": (GATED, "strict", lambda a: a["x"] * a["g"]),
+    "products in sequence": (CUMPROD, "strict", lambda a: torch.exp2(torch.log2(a["x"].double()).cumsum(1)).float()),
+    "a product": (PRODUCT, "strict", lambda a: sum(a["a"][:, k, None] * a["b"][k] for k in range(256))),
+    "a product in TF32": (PRODUCT, "tf32", lambda a: in_bits(a["a"], 11) @ in_bits(a["b"], 11)),
+    "a product in float32 under tf32": (PRODUCT, "tf32", lambda a: a["a"] @ a["b"]),
+    "a product of half types": (PRODUCT_IN_HALF, "strict", lambda a: (a["a"].float() @ a["b"].float()).to(BF16)),
+    "a softmax in two passes": (SOFTMAX, "strict", lambda a: (e := torch.exp(a["x"])) / e.sum(-1, keepdim=True)),
+}  # fmt: skip
+
+DISHONEST = {
+    "a part of a sum": (SUM, "strict", lambda a: a["x"][:39000].sum(0) * (40000 / 39000)),
+    "small gates as zeros": (GATED, "strict", lambda a: torch.where(a["g"] > 1e-4, a["x"] * a["g"], 0.0)),
+    "the end of a running product": (CUMPROD, "strict", lambda a: tail(a["x"].cumprod(1), 0.2)),
+    "a product in TF32 under strict": (PRODUCT, "strict", lambda a: in_bits(a["a"], 11) @ in_bits(a["b"], 11)),
+    "a product in bfloat16 under tf32": (PRODUCT, "tf32", lambda a: in_bits(a["a"], 8) @ in_bits(a["b"], 8)),
+    "a product in bytes": (PRODUCT_IN_HALF, "strict", lambda a: (in_int8(a["a"]) @ in_int8(a["b"].T).T).to(BF16)),
+    "one wrong row": (SOFTMAX, "strict", lambda a: torch.cat([torch.softmax(a["x"][:-1], -1), torch.full((1, 1000), 1e-3)])),
+    "rows by a cheaper exponential": (SOFTMAX, "strict", lambda a: in_bits(torch.softmax(a["x"], -1), 14)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_arithmetic_passes(connection, name):
+    code, policy, answer = HONEST[name]
+    passed, verdicts = passes(connection, code, answer, policy)
+    assert passed, verdicts
+
+
+@pytest.mark.parametrize("name", DISHONEST)
+def test_less_work_or_fewer_digits_do_not(connection, name):
+    code, policy, answer = DISHONEST[name]
+    passed, verdicts = passes(connection, code, answer, policy)
+    assert not passed, verdicts
+
+
+def test_the_part_is_named(connection):
+    code, policy, answer = DISHONEST["small gates as zeros"]
+    _, (first, _) = passes(connection, code, answer, policy)
+    assert first["part"]["dimension"] == 0 and 0 <= first["part"]["index"] < 64 and first["part"]["times"] > 100
+
+
+@pytest.mark.parametrize(
+    "code,policy",
+    [
+        (MEANS, "strict"),
+        (model("x: return x * 1e-4", "[torch.randn(100)]"), "paper"),
+        (model("x: return x.mean() + 1", "[torch.randn(30, 500)]"), "paper"),
+        (model("x: return torch.relu(x - 9)", "[torch.rand(100)]"), "strict"),
+    ],
+    ids=["means in bfloat16", "tiny", "a scalar", "dead"],
+)
+def test_a_task_that_a_constant_answers_is_refused(connection, code, policy):
+    with pytest.raises(Failure, match="the task is degenerate under the policy .* a constant passes for out"):
+        connection.begin(make_task(code, policy))
+
+
+def test_parts():
+    assert error_model.families((4, 100)) == [None, 0], "of a column there are too few elements"
+    assert error_model.families((64, 1, 64)) == [None, 0, 2, "block"]
+    values = torch.arange(2048.0).view(64, 32)
+    rms, largest = error_model.norms(values, (64, 32), 0)
+    assert largest.tolist() == values.amax(1).tolist()
+    assert rms[3].item() == pytest.approx(values[3].double().square().mean().sqrt().item())
+    rms, largest = error_model.norms(values.view(-1), (64, 32), "block")
+    assert largest.tolist() == [1023.0, 2047.0]
