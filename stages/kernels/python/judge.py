@@ -49,9 +49,11 @@ class Expectation:
     `target` is NaN wherever eager (or the float64 forward) is not finite; there, the answer must be eager's.
     """
 
-    def __init__(self, policy, name, eager, reference, kinds=None):
-        """`kinds` are those of error_model.py; without any, multiples of eager's own error are allowed."""
+    def __init__(self, policy, name, eager, reference, kinds=None, picked=None):
+        """`kinds` are those of error_model.py; without any, multiples of eager's own error are allowed. `picked` is what
+        an output of indices points into: indices.py."""
         self.name = name
+        self.picked = picked
         self.shape = tuple(eager.shape)
         self.dtype = eager.dtype
         self.exact = not eager.dtype.is_floating_point
@@ -152,10 +154,11 @@ class Expectation:
             )
 
 
-def expect(policy, names, eager, references, kinds=None):
-    """Expectations of all outputs, with one wait for the device. `kinds`: for each output, those of error_model.py."""
-    kinds = [None] * len(names) if kinds is None else kinds
-    expectations = [Expectation(policy, *each) for each in zip(names, eager, references, kinds, strict=True)]
+def expect(policy, names, eager, references, kinds=None, picked=None):
+    """Expectations of all outputs, with one wait for the device. For each output: kinds of error_model.py, and what
+    it points into (indices.py)."""
+    kinds, picked = ([None] * len(names) if each is None else each for each in (kinds, picked))
+    expectations = [Expectation(policy, *each) for each in zip(names, eager, references, kinds, picked, strict=True)]
     fetched = fetch([row for expectation in expectations for row in expectation.pending()])
     for expectation in expectations:
         count = len(expectation.pending())
@@ -240,6 +243,10 @@ class Measurement:
         self._earlier = earlier
         bounds = expectation.bounds if ranges is None else None
         self._errors = None if bounds is None else expectation.empty()
+        self._excused = None
+        if expectation.picked is not None:
+            places = (each.view(expectation.shape) for each in (expectation.eager, self._got))
+            self._excused = expectation.picked.excuses(*places).reshape(-1)
         ranges = chunks(expectation.total) if ranges is None else ranges
         held = [self._compare_poison(start, stop) for start, stop in ranges]
         self.rows = [
@@ -262,10 +269,15 @@ class Measurement:
         distance = torch.maximum(got, expected).long()
         distance -= torch.minimum(got, expected)
         distance ^= torch.iinfo(torch.int64).min
+        wrong = got != expected
+        if self._excused is not None:
+            excused = self._excused[start:stop]
+            wrong &= ~excused
+            distance.masked_fill_(excused, torch.iinfo(torch.int64).min)
         where = distance.argmax().reshape(1)
         nothing = got.new_zeros((), dtype=torch.float64)
         there = [half for values in (got, expected) for half in halves(values.take(where).long())]
-        return row((got != expected).sum(), nothing, where, nothing, got.any(), *there)
+        return row(wrong.sum(), nothing, where, nothing, got.any(), *there)
 
     def _compare_float(self, got, start, stop):
         target = self.expectation.target(start, stop)

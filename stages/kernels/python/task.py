@@ -11,6 +11,7 @@ import time
 
 import counting
 import error_model
+import indices
 import inputs
 import judge
 import quick_look
@@ -95,7 +96,7 @@ class Task:
         self._study_weights(first, outputs)
         if self.policy.needs_float64:
             self._study_errors(first, second)
-        self.degenerate = self._constant_that_passes(first, second)
+        self.degenerate = self._answered_without_work(first, second)
 
     def _study_inputs(self, first, second):
         names = _argument_names(self.model.forward, len(first))
@@ -193,15 +194,16 @@ class Task:
             # Twins take several times what a forward does.
             torch.cuda.empty_cache()
 
-    def _constant_that_passes(self, *draws):
-        """Which output can be answered by a constant, in words."""
-        constants = None
+    def _answered_without_work(self, *draws):
+        """Which output can be answered by a constant, or by half of the work, in words."""
+        answers = None
         for values in draws:
             expectations = self.expect(values)
-            constants = constants or [judge.ConstantAnswer(each) for each in expectations]
-            for constant, expectation in zip(constants, expectations, strict=True):
-                constant.add(expectation)
-        found = [constant.why() for constant in constants]
+            answers = answers or [(judge.ConstantAnswer(each), indices.HalfAnswer()) for each in expectations]
+            for tried, expectation in zip(answers, expectations, strict=True):
+                for answer in tried:
+                    answer.add(expectation)
+        found = [answer.why() for tried in answers for answer in tried]
         why = next((each for each in found if each is not None), None)
         return None if why is None else f"the task is degenerate under the policy {self.policy.name}: {why}"
 
@@ -270,11 +272,17 @@ class Task:
 
     def expect(self, values):
         """Expectations of all outputs for these inputs."""
-        eager = self.forward(values)
+        picked = None
+        if torch.int64 in self._output_types:
+            with indices.Watch() as watch:
+                eager = self.forward(values)
+            picked = [watch.of(output) if output.dtype == torch.int64 else None for output in eager]
+        else:
+            eager = self.forward(values)
         if [output.shape for output in eager] != self._output_shapes:
             raise unsupported("the shape of an output depends on the data")
         references = self._float64_outputs(values, eager)
-        expectations = judge.expect(self.policy, self.output_names, eager, references, self.error_kinds)
+        expectations = judge.expect(self.policy, self.output_names, eager, references, self.error_kinds, picked)
         for expectation in expectations:
             expectation.check_yardstick()
         limits = quick_look.Limits(expectations)

@@ -135,6 +135,53 @@ def test_a_task_that_a_constant_answers_is_refused(connection, code, policy):
         connection.begin(make_task(code, policy))
 
 
+TOP = model("x: return torch.topk(x, 8, dim=1)", "[torch.randint(0, 40, (60, 200)).float()]")
+LARGEST = model("x: return torch.argmax(x, 1)", "[torch.randn(300, 64).mul(4).round()]")
+
+
+def last_place_of_the_largest(x):
+    return x.shape[1] - 1 - x.flip(1).argmax(1)
+
+
+def other_top(x):
+    """Of equal values those further back."""
+    values, places = x.flip(1).sort(dim=1, descending=True, stable=True)
+    return values[:, :8], x.shape[1] - 1 - places[:, :8]
+
+
+@pytest.mark.parametrize(
+    "code,answer,right",
+    [
+        (LARGEST, lambda a: last_place_of_the_largest(a["x"]), True),
+        (LARGEST, lambda a: a["x"].argmax(1).clamp(max=31), False),
+        (LARGEST, lambda a: a["x"].argmax(1) + 64 * (torch.arange(300) == 7), False),
+        (TOP, lambda a: other_top(a["x"]), True),
+        (TOP, lambda a: (other_top(a["x"])[0], other_top(a["x"])[1][:, :1].expand(-1, 8)), False),
+        (TOP, lambda a: (other_top(a["x"])[0], other_top(a["x"])[1] * 0), False),
+    ],
+    ids=["the last of the equal", "half", "out of range", "another order", "one place eight times", "zeros"],
+)
+def test_indices_are_judged_by_what_is_there(connection, code, answer, right):
+    (arguments,) = connection.begin(make_task(code))
+
+    def candidate(a):
+        results = answer(a)
+        results = results if isinstance(results, tuple) else (results,)
+        for tensor, result in zip(a.spec["outputs"], results, strict=True):
+            a[tensor["name"]].copy_(result)
+
+    outputs = arguments.run(candidate)["outputs"]
+    assert all(each["pass"] for each in outputs) == right, outputs
+
+
+def test_a_task_that_half_of_its_values_decide_is_refused(connection):
+    ties = model("x: return torch.argmax(x, 1)", "[torch.randint(0, 3, (100, 4096)).float()]")
+    with pytest.raises(Failure, match="so many values are equal that half of them hold the answer"):
+        connection.begin(make_task(ties))
+    few = model("x: return torch.argmax(x)", "[torch.randn(4096)]")
+    connection.begin(make_task(few))
+
+
 def test_parts():
     assert error_model.families((4, 100)) == [None, 0], "of a column there are too few elements"
     assert error_model.families((64, 1, 64)) == [None, 0, 2, "block"]

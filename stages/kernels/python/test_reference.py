@@ -235,7 +235,8 @@ def test_half_precision_passes_paper_but_not_strict(connection, dtype):
         (arguments,) = connection.begin(make_task(code, policy))
         output = only_output(arguments.run(candidate))
         assert output["pass"] == passes, output
-    assert output["reference_error_rms"] < output["allowed_rms"] < output["error_rms"]
+        if policy == "strict":
+            assert output["reference_error_rms"] < output["allowed_rms"] < output["error_rms"]
 
 
 def test_an_error_in_a_few_elements_fails_strict(connection):
