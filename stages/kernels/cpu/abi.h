@@ -23,7 +23,7 @@ enum cuda_cpu_warp_operation {
 
 enum cuda_cpu_barrier_kind { CUDA_CPU_BARRIER, CUDA_CPU_BARRIER_COUNT, CUDA_CPU_BARRIER_AND, CUDA_CPU_BARRIER_OR };
 
-// One launch of a `kernel` candidate, as the compile step reads it out of the section `cuda_agent_launches`.
+// One launch of a `kernel` candidate, as the compile step reads it out of the section `cuda_cpu_launches`.
 struct cuda_cpu_record {
     char kernel[64];
     unsigned grid[3];

@@ -32,19 +32,12 @@
 // Only where rewrite.rs could not read the declaration (inside a macro, say): such memory has no red zones.
 #define __shared__ static
 
-// What rewrite.rs makes of `asm`.
-#define cuda_cpu_asm _Pragma("GCC error \"cuda-cpu-unsupported: inline PTX\"") asm
-
 #define CUDA_CPU_INLINE static inline __attribute__((always_inline))
 #define CUDA_CPU_MEMBER inline __attribute__((always_inline))
-// What touches a location on behalf of an atomic operation must not be taken for a plain access.
-#ifdef __SANITIZE_THREAD__
+// What touches a location on behalf of an atomic operation must not be taken for a plain access. The source is preprocessed
+// once for both programs, so the one that looks at memory has the call as well.
 #define CUDA_CPU_ATOMIC __attribute__((noinline, no_sanitize("thread"))) inline
 #define CUDA_CPU_CALLER __builtin_return_address(0)
-#else
-#define CUDA_CPU_ATOMIC inline __attribute__((always_inline))
-#define CUDA_CPU_CALLER nullptr
-#endif
 
 #include "cuda_cpu/vectors.h"
 #include "cuda_cpu/math.h"

@@ -1,7 +1,7 @@
 // The program around a candidate: reads `run` lines, copies tensors out of the shared file, runs the launches, copies back.
 //
 //     program ARENA_PATH ARENA_BYTES IN_FD OUT_FD
-//     > ready {"scratch": 0, "launches": 1}
+//     > ready {"launches": 1}
 //     < run SEED OFFSET:BYTES … OFFSET:BYTES        (each tensor in the ABI's order, the scratch buffer last)
 //     > done {"ms": 1.5}
 #include <fcntl.h>
@@ -15,8 +15,6 @@
 #include <vector>
 
 #include "runtime.h"
-
-extern "C" const unsigned long long __start_cuda_agent_scratch __attribute__((weak));
 
 namespace runtime {
 namespace {
@@ -135,8 +133,7 @@ int main(int count, char** words) {
     FILE* out = fdopen(atoi(words[4]), "w");
     if (!in || !out) refuse("no pipes");
     catch_signals();
-    unsigned long long scratch = &__start_cuda_agent_scratch ? __start_cuda_agent_scratch : 0;
-    fprintf(out, "ready {\"scratch\": %llu, \"launches\": %zu}\n", scratch, registered().size());
+    fprintf(out, "ready {\"launches\": %zu}\n", registered().size());
     fflush(out);
     char* line = nullptr;
     size_t room = 0;

@@ -3,6 +3,11 @@
 //! A candidate becomes two programs: `memory`, with AddressSanitizer and the check of alignment, and `race`, whose accesses
 //! call the race detector. The runtime is compiled once for each identity (compiler, flags, embedded files) and kept;
 //! for each candidate only its own source is compiled.
+//!
+//! A candidate must not reach or switch off what watches it. The headers call everything of the device's own by a name that
+//! is drawn anew for each build ([`OwnName`]); both programs come from one preprocessed text, which `guard` has read; what
+//! the object needs and what it defines is audited; and the runtime's C++ functions are local to it, so that nothing that a
+//! candidate defines takes their place.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -15,11 +20,12 @@ use std::time::Instant;
 
 use object::{Object, ObjectSection, ObjectSymbol, SymbolFlags};
 
-use super::diagnostics::{MOST, cut};
+use super::host_messages::{in_plain_words, judge, place};
 use super::names::{demangle, line_of_word};
+use super::own_name::{EMBEDDED_NAME, OwnName};
 use super::process::{self, Ended, Limits};
 use super::rewrite::rewrite;
-use super::{Artifact, Built, CompileFailure, Diagnostic, Launch, audit, without_header};
+use super::{Artifact, Built, CompileFailure, Diagnostic, Launch, audit, guard, without_header};
 use crate::candidate::{Candidate, Format};
 use crate::fault::EvaluatorError;
 use crate::kept;
@@ -194,15 +200,19 @@ impl HostToolchain {
         folder: &Path,
     ) -> Result<Result<Built, CompileFailure>, EvaluatorError> {
         let begun = Instant::now();
-        let runtime = self.runtime()?;
-        write(&folder.join("task.h"), header)?;
-        write(&folder.join(SOURCE_NAME), &translation_unit(candidate))?;
-        let [memory, race] = self.build_both(candidate, &runtime, folder);
-        if let Some(failure) = [memory?, race?].into_iter().find_map(Result::err) {
-            return Ok(Err(in_plain_words(without_moved_columns(failure, &candidate.source), &candidate.source)));
+        let own = OwnName::draw()?;
+        let work = Work { candidate, own: &own, runtime: self.runtime()?, folder };
+        for (path, content) in FILES.iter().filter(|(path, _)| !path.starts_with("runtime/")) {
+            write_with_folder(&folder.join(own.given_to(path)), &own.given_to(content))?;
+        }
+        write(&folder.join("task.h"), &own.given_to(header))?;
+        write(&folder.join(SOURCE_NAME), &translation_unit(candidate, &own))?;
+        if let Err(failure) = self.build_both(&work)? {
+            let failure = own.taken_from_all(without_moved_columns(failure, &candidate.source));
+            return Ok(Err(in_plain_words(failure, &candidate.source)));
         }
         let memory = folder.join(Flavour::Memory.name());
-        let declared = Declared::read(&memory)?;
+        let declared = Declared::read(&memory, &own)?;
         let faults = declared.faults(candidate);
         if !faults.is_empty() {
             return Ok(Err(CompileFailure::Source(without_header(faults, &candidate.source))));
@@ -217,43 +227,76 @@ impl HostToolchain {
         }))
     }
 
-    fn build_both(
-        &self,
-        candidate: &Candidate,
-        runtime: &Path,
-        folder: &Path,
-    ) -> [Result<Result<(), CompileFailure>, EvaluatorError>; 2] {
-        std::thread::scope(|scope| {
-            let race = scope.spawn(|| self.build_one(Flavour::Race, candidate, runtime, folder));
-            let memory = self.build_one(Flavour::Memory, candidate, runtime, folder);
+    fn build_both(&self, work: &Work) -> Result<Result<(), CompileFailure>, EvaluatorError> {
+        if let Err(failure) = self.preprocess(work)? {
+            return Ok(Err(failure));
+        }
+        let [memory, race] = std::thread::scope(|scope| {
+            let race = scope.spawn(|| self.build_one(Flavour::Race, work));
+            let memory = self.build_one(Flavour::Memory, work);
             let race = race.join().unwrap_or_else(|_| Err(EvaluatorError::new("a thread that compiles panicked")));
             [memory, race]
-        })
+        });
+        Ok(memory?.and(race?))
     }
 
-    fn build_one(
-        &self,
-        flavour: Flavour,
-        candidate: &Candidate,
-        runtime: &Path,
-        folder: &Path,
-    ) -> Result<Result<(), CompileFailure>, EvaluatorError> {
-        let object = folder.join(format!("{}.candidate.o", flavour.name()));
+    /// Without the options of either program, so that the source can't tell them apart.
+    fn preprocess(&self, work: &Work) -> Result<Result<(), CompileFailure>, EvaluatorError> {
+        let mut command = self.reading(work);
+        command.args(["-x", "c++", "-E", SOURCE_NAME, "-o", PREPROCESSED]);
+        if let Err(failure) = judge(process::run(command, work.folder, &Limits::default())?) {
+            return Ok(Err(failure));
+        }
+        let path = work.folder.join(PREPROCESSED);
+        let text = fs::read(&path).map_err(|error| cannot("read", &path, &error))?;
+        let text = String::from_utf8_lossy(&text);
+        let begins = work.own.begins();
+        let rest = text.split_once(begins.as_str()).map_or(&*text, |(_, rest)| rest);
+        Ok(guard::check(rest, SOURCE_NAME, work.own.as_str()))
+    }
+
+    /// A command that reads the candidate's source, but for what to do with it.
+    fn reading(&self, work: &Work) -> Command {
+        let mut command = self.command();
+        command.args(CANDIDATE_FLAGS).arg("-I").arg(work.folder.join("include")).arg("-I").arg(work.folder);
+        command
+    }
+
+    fn build_one(&self, flavour: Flavour, work: &Work) -> Result<Result<(), CompileFailure>, EvaluatorError> {
+        let object = work.folder.join(format!("{}.candidate.o", flavour.name()));
         let mut compile = self.command();
         compile.args(CANDIDATE_FLAGS).args(flavour.candidate_flags());
-        compile.arg("-I").arg(runtime.join("include")).arg("-I").arg(folder);
-        compile.args(["-x", "c++", "-c", SOURCE_NAME, "-o"]).arg(&object);
-        let mut link = self.command();
-        link.args(flavour.link_flags()).arg(&object).arg(runtime.join(format!("{}.o", flavour.name())));
-        link.arg("-o").arg(folder.join(flavour.name()));
-        for command in [compile, link] {
-            if let Err(failure) = judge(process::run(command, folder, &Limits::default())?) {
-                return Ok(Err(failure));
-            }
+        compile.args(["-x", "c++-cpp-output", "-c", PREPROCESSED, "-o"]).arg(&object);
+        if let Err(failure) = judge(process::run(compile, work.folder, &Limits::default())?) {
+            return Ok(Err(self.explained(failure, flavour, work)?));
         }
-        let faults = refusals(&object, candidate)?;
+        let runtime = work.runtime.join(format!("{}.o", flavour.name()));
+        let faults = refusals(&object, &runtime, work)?;
+        if !faults.is_empty() {
+            return Ok(Err(CompileFailure::Source(faults)));
+        }
+        let mut link = self.command();
+        link.args(flavour.link_flags()).args(work.own.definitions()).arg(&object).arg(runtime);
+        link.arg("-o").arg(work.folder.join(flavour.name()));
+        let linked = judge(process::run(link, work.folder, &Limits::default())?);
         let _ = fs::remove_file(&object);
-        Ok(if faults.is_empty() { Ok(()) } else { Err(CompileFailure::Source(faults)) })
+        Ok(linked)
+    }
+
+    /// The same failure in the source itself: columns of a preprocessed text are others.
+    fn explained(
+        &self,
+        failure: CompileFailure,
+        flavour: Flavour,
+        work: &Work,
+    ) -> Result<CompileFailure, EvaluatorError> {
+        if matches!(failure, CompileFailure::Limit(_)) {
+            return Ok(failure);
+        }
+        let mut command = self.reading(work);
+        command.args(flavour.candidate_flags()).args(["-x", "c++", "-fsyntax-only", SOURCE_NAME]);
+        let again = judge(process::run(command, work.folder, &Limits::default())?);
+        Ok(again.err().filter(|failure| !matches!(failure, CompileFailure::Limit(_))).unwrap_or(failure))
     }
 
     fn command(&self) -> Command {
@@ -289,10 +332,20 @@ impl HostToolchain {
         kept::put(folder, made, is_whole).map_err(|error| cannot("name", folder, &error))
     }
 
+    /// Its C++ functions are made local: a candidate's template of the same name would take their place otherwise. For that
+    /// no section may belong to a group of which the linker keeps the first.
     fn compile_runtime(&self, flavour: Flavour, folder: &Path) -> Result<(), EvaluatorError> {
-        let mut command = self.command();
-        command.args(RUNTIME_FLAGS).args(flavour.runtime_flags()).args(flavour.runtime_sources());
-        command.args(["-r", "-nostdlib", "-o"]).arg(format!("{}.o", flavour.name()));
+        let object = format!("{}.o", flavour.name());
+        let mut compile = self.command();
+        compile.args(RUNTIME_FLAGS).args(flavour.runtime_flags()).args(flavour.runtime_sources());
+        compile.args(["-r", "-nostdlib", "-Wl,--force-group-allocation", "-o", &object]);
+        self.runtime_step(compile, folder)?;
+        let mut localize = process::limited(Path::new("objcopy"), &Limits::default());
+        localize.args(["--wildcard", "--localize-symbol=_Z*", &object]);
+        self.runtime_step(localize, folder)
+    }
+
+    fn runtime_step(&self, command: Command, folder: &Path) -> Result<(), EvaluatorError> {
         match process::run(command, folder, &Limits::default())? {
             Ended::Well(_) => Ok(()),
             Ended::Badly(messages) => {
@@ -323,13 +376,42 @@ fn digest_of(file: &Path) -> io::Result<String> {
     Ok(blake3::hash(&fs::read(file)?).to_hex().to_string())
 }
 
-/// What the candidate's own object needs that it may not call.
-fn refusals(object: &Path, candidate: &Candidate) -> Result<Vec<Diagnostic>, EvaluatorError> {
-    let bytes = fs::read(object).map_err(|error| cannot("read", object, &error))?;
-    let file = object::File::parse(bytes.as_slice());
-    let file = file.map_err(|error| EvaluatorError::new(format!("{}: {error}", object.display())))?;
+/// One build.
+struct Work<'a> {
+    candidate: &'a Candidate,
+    own: &'a OwnName,
+    runtime: PathBuf,
+    folder: &'a Path,
+}
+
+/// The preprocessed candidate.
+const PREPROCESSED: &str = "candidate.ii";
+
+/// What the candidate's own object needs that it may not call, and what it defines that is the device's or the C library's.
+fn refusals(object: &Path, runtime: &Path, work: &Work) -> Result<Vec<Diagnostic>, EvaluatorError> {
+    let [object_bytes, runtime_bytes] =
+        [object, runtime].map(|path| fs::read(path).map_err(|error| cannot("read", path, &error)));
+    let (object_bytes, runtime_bytes) = (object_bytes?, runtime_bytes?);
+    let broken = |error| EvaluatorError::new(format!("{}: {error}", object.display()));
+    let file = object::File::parse(object_bytes.as_slice()).map_err(broken)?;
+    let runtime = object::File::parse(runtime_bytes.as_slice()).map_err(broken)?;
+    let taken: HashSet<&str> =
+        runtime.symbols().filter(|symbol| symbol.is_global()).filter_map(|symbol| symbol.name().ok()).collect();
+    let source = work.candidate.source.as_str();
+    let defines = file.symbols().filter(|symbol| symbol.is_definition() && symbol.is_global());
+    let defined = defines
+        .filter_map(|symbol| symbol.name().ok())
+        .filter(|name| taken.contains(name) || (name.starts_with("__") && !name.starts_with("__odr_asan")));
+    let mut faults: Vec<Diagnostic> = defined
+        .map(|name| {
+            let message = format!("{} is refused: the CPU device has this name itself", demangle(name));
+            Diagnostic { line: line_of_word(source, &demangle(name)), column: None, message }
+        })
+        .collect();
     let needed = file.symbols().filter(|symbol| symbol.is_undefined());
-    Ok(audit::refusals(needed.filter_map(|symbol| symbol.name().ok()), candidate.format, &candidate.source))
+    let needed = needed.filter_map(|symbol| symbol.name().ok()).filter(|name| !work.own.is_of_abi(name));
+    faults.extend(audit::refusals(needed, work.candidate.format, source));
+    Ok(faults)
 }
 
 fn first_line(bytes: &[u8]) -> Option<String> {
@@ -345,17 +427,17 @@ fn write(path: &Path, content: &str) -> Result<(), EvaluatorError> {
 }
 
 fn unpack(folder: &Path) -> Result<(), EvaluatorError> {
-    for (path, content) in FILES {
-        let path = folder.join(path);
-        let parent = path.parent().unwrap_or(folder);
-        fs::create_dir_all(parent).map_err(|error| cannot("make", parent, &error))?;
-        write(&path, content)?;
-    }
-    Ok(())
+    FILES.iter().try_for_each(|(path, content)| write_with_folder(&folder.join(path), content))
+}
+
+fn write_with_folder(path: &Path, content: &str) -> Result<(), EvaluatorError> {
+    let parent = path.parent().unwrap_or(path);
+    fs::create_dir_all(parent).map_err(|error| cannot("make", parent, &error))?;
+    write(path, content)
 }
 
 /// The candidate between the header and what registers its host function.
-fn translation_unit(candidate: &Candidate) -> String {
+fn translation_unit(candidate: &Candidate, own: &OwnName) -> String {
     let (before, after) = match candidate.format {
         Format::Kernel => ("", ""),
         Format::Launch => (
@@ -363,13 +445,14 @@ fn translation_unit(candidate: &Candidate) -> String {
             "#line 1 \"after the candidate\"\n#include \"task.h\"\nCUDA_CPU_HOST_LAUNCH\n",
         ),
     };
-    let source = rewrite(&candidate.source);
-    format!("{before}#include \"cuda_cpu.h\"\n#line 1 \"{SOURCE_NAME}\"\n{source}\n{after}")
+    let source = rewrite(&candidate.source, own.as_str());
+    let before = own.given_to(&format!("{before}#include \"cuda_cpu.h\"\n"));
+    format!("{before}{}#line 1 \"{SOURCE_NAME}\"\n{source}\n{}", own.begins(), own.given_to(after))
 }
 
 /// Columns of lines that `rewrite` changed are not the candidate's.
 fn without_moved_columns(mut failure: CompileFailure, source: &str) -> CompileFailure {
-    let rewritten = rewrite(source);
+    let rewritten = rewrite(source, EMBEDDED_NAME);
     let moved = |line: u32| source.lines().nth(line as usize - 1) != rewritten.lines().nth(line as usize - 1);
     let diagnostics = match &mut failure {
         CompileFailure::Source(diagnostics) => diagnostics.as_mut_slice(),
@@ -382,166 +465,6 @@ fn without_moved_columns(mut failure: CompileFailure, source: &str) -> CompileFa
     failure
 }
 
-/// The words of the GPU's path where g++ speaks of the header's workings.
-fn in_plain_words(failure: CompileFailure, source: &str) -> CompileFailure {
-    let CompileFailure::Source(mut found) = failure else { return failure };
-    for error in &mut found {
-        let line = error.line.and_then(|line| source.lines().nth(line.checked_sub(1)? as usize)).unwrap_or_default();
-        let of_a_macro = line.contains("TASK_LAUNCH") || line.contains("TASK_SCRATCH");
-        if error.message.contains("redefinition of") && error.message.contains(" task_launch_") {
-            "each TASK_LAUNCH needs a line of its own".clone_into(&mut error.message);
-        } else if of_a_macro && error.message == "expected unqualified-id before string constant" {
-            "this must stand at file scope: is a closing brace missing before it?".clone_into(&mut error.message);
-        } else if error.message.starts_with("launch must be ") {
-            error.line = line_of_word(source, "launch");
-        }
-    }
-    CompileFailure::Source(without_header(found, source))
-}
-
-/// What a compiler's end says of the candidate.
-fn judge(ended: Ended) -> Result<(), CompileFailure> {
-    match ended {
-        Ended::Well(_) => Ok(()),
-        Ended::Limit(reason) => Err(CompileFailure::Limit(reason)),
-        Ended::Badly(messages) => Err(failure(&messages)),
-    }
-}
-
-/// Errors at the candidate's lines. One that names what only the CPU device lacks makes the candidate unsupported.
-fn failure(messages: &str) -> CompileFailure {
-    let mut diagnostics = diagnostics(messages);
-    for diagnostic in &mut diagnostics {
-        if let Some(refusal) = unknown_name(&diagnostic.message).and_then(audit::refusal_of_cuda) {
-            diagnostic.message = refusal;
-        } else if let Some(missing) = missing_on_this_device(&diagnostic.message) {
-            let message = format!("the CPU device does not support {missing}");
-            return CompileFailure::Unsupported(Diagnostic { message, ..diagnostic.clone() });
-        }
-    }
-    let mut told = HashSet::new();
-    // A second error of one line mostly comes of the first.
-    diagnostics.retain(|diagnostic| told.insert(diagnostic.line));
-    diagnostics.truncate(MOST);
-    diagnostics.iter_mut().for_each(|diagnostic| diagnostic.message = cut(&diagnostic.message));
-    if diagnostics.is_empty() {
-        let message = cut(messages.lines().next().unwrap_or("g++ failed without a message"));
-        diagnostics.push(Diagnostic { line: None, column: None, message });
-    }
-    CompileFailure::Source(diagnostics)
-}
-
-/// Where a message stands.
-struct Place {
-    line: u32,
-    column: Option<u32>,
-}
-
-/// Errors in the order in which g++ found them. One inside a header is put where the candidate brought it in.
-fn diagnostics(messages: &str) -> Vec<Diagnostic> {
-    let mut found: Vec<Diagnostic> = Vec::new();
-    let mut brought_in: Option<Place> = None;
-    for line in messages.lines() {
-        let own = place(line);
-        if let Some((_, message)) = line.split_once("error: ") {
-            let inherited = brought_in.take();
-            let place = own.or(inherited);
-            let (line, column) = place.map_or((None, None), |place| (Some(place.line), place.column));
-            let message = message.trim().trim_start_matches("static assertion failed: ").to_owned();
-            found.push(Diagnostic { line, column, message });
-        } else if let Some(undefined) = line.split_once("undefined reference to ") {
-            let line = own.map(|place| place.line);
-            found.push(Diagnostic { line, column: None, message: format!("undefined reference to {}", undefined.1) });
-        } else if own.is_some() && (line.contains("required from") || line.starts_with("In file included from")) {
-            brought_in = own;
-        } else if let (Some(own), Some(last)) = (own, found.last_mut().filter(|last| last.line.is_none())) {
-            (last.line, last.column) = (Some(own.line), own.column);
-        }
-    }
-    // What stands nowhere in the candidate comes of one mistake: the host function is missing or takes something else.
-    let mut nowhere = 0;
-    found.retain(|diagnostic| {
-        nowhere += usize::from(diagnostic.line.is_none());
-        diagnostic.line.is_some() || nowhere == 1
-    });
-    found
-}
-
-/// The first place in the candidate that a message names.
-fn place(line: &str) -> Option<Place> {
-    let at = line.find(SOURCE_NAME)? + SOURCE_NAME.len();
-    let mut numbers = line[at..].strip_prefix(':')?.split(|c: char| !c.is_ascii_digit());
-    Some(Place { line: numbers.next()?.parse().ok()?, column: numbers.next().and_then(|column| column.parse().ok()) })
-}
-
-/// What an error lacks, if it is CUDA's and not the candidate's.
-fn missing_on_this_device(message: &str) -> Option<String> {
-    if let Some((_, what)) = message.split_once("cuda-cpu-unsupported: ") {
-        return Some(what.trim_end_matches('"').to_owned());
-    }
-    if let Some(header) = message.strip_suffix(": No such file or directory") {
-        return belongs_to_cuda(header).then(|| format!("the header {header}"));
-    }
-    let name = unknown_name(message)?;
-    let lacks =
-        belongs_to_cuda(name) || ["__tsan_", "__atomic_", "__ubsan_"].iter().any(|prefix| name.starts_with(prefix));
-    lacks.then(|| format!("`{name}`"))
-}
-
-/// The name that a message is about because nothing has it.
-fn unknown_name(message: &str) -> Option<&str> {
-    let unknown = [
-        "was not declared",
-        "does not name a type",
-        "has not been declared",
-        "undefined reference",
-        "is not a member of",
-    ];
-    if !unknown.iter().any(|phrase| message.contains(phrase)) {
-        return None;
-    }
-    message.split(['‘', '\'', '`']).nth(1)?.split(['’', '\'', '(']).next()
-}
-
-/// Whether a name or a header looks like CUDA's own.
-fn belongs_to_cuda(name: &str) -> bool {
-    const PREFIXES: &[&str] = &[
-        "cuda",
-        "cub",
-        "curand",
-        "cufft",
-        "cusparse",
-        "cusolver",
-        "cudnn",
-        "cutlass",
-        "cute/",
-        "cooperative_groups",
-        "cg",
-        "thrust",
-        "nvcuda",
-        "nv/",
-        "nvrtc",
-        "mma",
-        "wmma",
-        "tex1D",
-        "tex2D",
-        "tex3D",
-        "texture",
-        "surf",
-        "atomic",
-        "__nv_",
-        "crt/",
-        "sm_",
-        "cp_async",
-    ];
-    PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || is_intrinsic(name)
-}
-
-/// `__vadd4`, `__hcmadd`: two underscores and a small letter, as CUDA's intrinsics and few candidates have them.
-fn is_intrinsic(name: &str) -> bool {
-    name.strip_prefix("__").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_lowercase()))
-}
-
 /// What a program declares, read out of its file: nothing of it runs for that.
 struct Declared {
     /// With their lines.
@@ -552,14 +475,16 @@ struct Declared {
 }
 
 impl Declared {
-    fn read(program: &Path) -> Result<Self, EvaluatorError> {
+    fn read(program: &Path, own: &OwnName) -> Result<Self, EvaluatorError> {
         let bytes = fs::read(program).map_err(|error| cannot("read", program, &error))?;
         let broken = |error| EvaluatorError::new(format!("{} is no program: {error}", program.display()));
         let file = object::File::parse(bytes.as_slice()).map_err(broken)?;
-        let section = |name| file.section_by_name(name).and_then(|section| section.data().ok()).unwrap_or_default();
-        let mut launches = section("cuda_agent_launches").chunks_exact(RECORD_BYTES).map(launch).collect::<Vec<_>>();
+        let section = |name: &str| {
+            file.section_by_name(&own.given_to(name)).and_then(|section| section.data().ok()).unwrap_or_default()
+        };
+        let mut launches = section("cuda_cpu_launches").chunks_exact(RECORD_BYTES).map(launch).collect::<Vec<_>>();
         launches.sort_by_key(|(line, _)| *line);
-        let scratch = section("cuda_agent_scratch").first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let scratch = section("cuda_cpu_scratch").first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let kernels = file.symbols().filter(is_kernel).filter_map(|symbol| symbol.name().ok().map(str::to_owned));
         Ok(Self { launches, scratch_bytes: scratch, kernels: kernels.collect() })
     }

@@ -58,9 +58,9 @@ fn errors_stand_at_the_candidates_lines() {
 #[test]
 fn an_error_in_a_header_stands_where_it_was_brought_in() {
     let errors = source_errors(
-        "#include \"task.h\"\nstruct Big { int a[4]; };\n__global__ void k(const float* x, float* out) {\n    Big b = {};\n    __match_any_sync(1, b);\n    cuda_cpu::exchange(0, 1, b, 0, 32);\n}\nTASK_LAUNCH(k, 1, 1)\n",
+        "#include \"task.h\"\nstruct Big { int a[4]; };\n__global__ void k(const float* x, float* out) {\n    Big b = {};\n    __match_any_sync(1, b);\n    __stcg(out, b);\n}\nTASK_LAUNCH(k, 1, 1)\n",
     );
-    assert_eq!(shown(&errors), ["6:23 a warp exchanges values of at most eight bytes"]);
+    assert_eq!(shown(&errors), ["6:11 cannot convert 'Big' to 'float' in assignment"]);
 }
 
 #[test]
@@ -85,13 +85,91 @@ fn a_kernel_must_take_the_tasks_tensors() {
 fn what_reaches_out_of_the_program_is_refused() {
     let kernel = "#include \"task.h\"\nextern \"C\" int system(const char*);\n__global__ void k(TASK_PARAMETERS) {\n    system(\"true\");\n}\nTASK_LAUNCH(k, 1, 1)\n";
     assert_eq!(shown(&source_errors(kernel)), ["2:- system is refused: it is no function of the GPU"]);
-    // What only one of the two programs calls counts as well.
-    let hidden = kernel.replace("    system", "#ifdef __SANITIZE_THREAD__\n    system").replace(";\n}", ";\n#endif\n}");
-    assert_eq!(shown(&source_errors(&hidden)), ["2:- system is refused: it is no function of the GPU"]);
+    // Neither program can be told from the other, or from one that nothing watches.
+    for name in ["__SANITIZE_THREAD__", "__SANITIZE_ADDRESS__"] {
+        let hidden =
+            kernel.replace("    system", &format!("#ifdef {name}\n    system")).replace(";\n}", ";\n#endif\n}");
+        assert!(build_as(Format::Kernel, &hidden).is_ok(), "{name}");
+    }
     let launch = "#include <unistd.h>\n#include \"task.h\"\nextern \"C\" cudaError_t launch(TASK_PARAMETERS, void*, cudaStream_t) {\n    return fork() ? cudaSuccess : cudaErrorUnknown;\n}\n";
     let Err(CompileFailure::Source(errors)) = build_as(Format::Launch, launch) else { panic!("it forks") };
     let reason = "a launch candidate starts kernels and does nothing else on the host";
     assert_eq!(shown(&errors), [format!("4:- fork is refused: {reason}")]);
+}
+
+/// A source with this text before its kernel, in both formats.
+fn with_kernel(before: &str, body: &str) -> [(Format, String); 2] {
+    let kernel = |own: &str| {
+        format!("#include \"task.h\"\n{before}\n{own}__global__ void k(TASK_PARAMETERS) {{\n    {body}\n}}\n")
+    };
+    let launch = "extern \"C\" cudaError_t launch(TASK_PARAMETERS, void*, cudaStream_t) {\n    k<<<1, 32>>>(x, out);\n    return cudaSuccess;\n}\n";
+    [(Format::Kernel, kernel("") + "TASK_LAUNCH(k, 1, 32)\n"), (Format::Launch, kernel("static ") + launch)]
+}
+
+#[test]
+fn a_source_neither_switches_off_nor_reaches_its_checks() {
+    let paste = "#define CAT_(a, b) a##b\n#define CAT(a, b) CAT_(a, b)";
+    let cases = [
+        ("__attribute__((no_sanitize(\"address\")))", ""),
+        ("#define OFF __no_##sanitize__\n__attribute__((OFF(\"thread\")))", ""),
+        (&*format!("{paste}\n[[gnu::CAT(no_sani, tize_thread)]]"), ""),
+        ("__attribute__((no_\\\nsanitize_address))", ""),
+        ("_Pragma(\"GCC optimize(\\\"O3\\\")\")", ""),
+        ("#include <sanitizer/asan_interface.h>", "__asan_unpoison_memory_region(out, 4096);"),
+        ("extern \"C\" void __tsan_acquire(void*);", "__tsan_acquire(out);"),
+        ("extern \"C\" void __tsan_read4(void*) {}", ""),
+        (&*format!("{paste}\nextern \"C\" void CAT(__as, an_report_load4)(void*) {{}}"), ""),
+        ("extern \"C\" long write(int, const void*, unsigned long n) { return n; }", ""),
+        ("extern \"C\" int main(int, char**) { return 0; }", ""),
+        (
+            &*format!("{paste}\nextern \"C\" void CAT(cuda_, cpu_fill)(void*, int, unsigned long long);"),
+            "cuda_cpu_fill(out, 0, 4);",
+        ),
+        ("", "cuda_cpu::atomic_update(out, [](float v) { return v; });"),
+        ("", "CUDA_CPU_LAUNCH_4(k, 1, 1, 0);"),
+        ("__attribute__((section(\"cuda_cpu_launches\"))) int forged[26];", ""),
+        (paste, "CAT(as, m)(\"nop\");"),
+        ("#define m_ __asm\\\n__", "m_ volatile(\"nop\");"),
+        ("void (*f)() = [] { asm(\"syscall\"); };", ""),
+    ];
+    let told = cases.iter().flat_map(|(before, body)| {
+        with_kernel(before, body).map(|(format, source)| match build_as(format, &source) {
+            Ok(_) => format!("ACCEPTED {before} {body}"),
+            Err(CompileFailure::Source(all)) => shown(&all).join("\n  "),
+            Err(CompileFailure::Unsupported(one)) => format!("unsupported {}", shown(&[one]).join("")),
+            Err(other) => format!("{other:?}"),
+        })
+    });
+    insta::assert_snapshot!(told.collect::<Vec<_>>().join("\n"));
+}
+
+#[test]
+fn honest_sources_that_look_like_tricks_are_built() {
+    let cases = [
+        ("// asm volatile no_sanitize __tsan_read4\nconst char* text = \"asm(no_sanitize) __asan_load4\";", ""),
+        (
+            "__device__ float asm_like(float section) { int target = 1, copy = target; return section * copy; }",
+            "out[0] = asm_like(x[0]);",
+        ),
+        ("#if defined(__SANITIZE_ADDRESS__) || defined(__has_feature)\n#define WATCHED 1\n#endif", ""),
+        (
+            "#include <vector>\n#include <string>\n#include <algorithm>\n#include <cstdio>",
+            "#pragma unroll 4\n    for (int i = 0; i < 4; i++) out[i] = 0;",
+        ),
+        ("#include <vector>\nstd::vector<void*> all;\nvoid* grow() { all.push_back(&all); return all[0]; }", ""),
+        (
+            "struct __attribute__((aligned(16))) Four { float v[4]; };\n[[nodiscard]] __device__ __attribute__((noinline)) float f() { return 1; }",
+            "out[0] = f();",
+        ),
+        ("extern \"C\" __device__ float step(float v) { return v > 0; }", "out[0] = step(x[0]); atomicAdd(out, 1.0f);"),
+    ];
+    for (before, body) in cases {
+        for (format, source) in with_kernel(before, body) {
+            let built = build_as(format, &source);
+            let needs_host = before.contains("grow") && format == Format::Kernel;
+            assert!(built.is_ok() || needs_host, "{source}: {built:?}");
+        }
+    }
 }
 
 #[test]

@@ -1,9 +1,10 @@
-//! From CUDA's own syntax to C++ that g++ reads, for the CPU device. Three things are no C++ and no macro can make them so:
+//! From CUDA's own syntax to C++ that g++ reads, for the CPU device. Two things are no C++ and no macro can make them so:
 //!
 //! - shared memory: `extern __shared__ float s[];` becomes a pointer to the block's dynamic shared memory, and
 //!   `__shared__ float s[32];` a variable that the runtime knows of, with red zones around it;
-//! - launches: `kernel<<<grid, block>>>(x)` becomes a call with a lambda;
-//! - inline PTX: `asm` becomes a macro that says that it is unsupported.
+//! - launches: `kernel<<<grid, block>>>(x)` becomes a call with a lambda.
+//!
+//! What stands for them has names that begin with the one that the CPU device has in this source (`host.rs`).
 //!
 //! All else stays as it is, to the byte. Every token stays on its line, except a kernel's name whose `<<<…>>>` spans lines.
 //! What cannot be read (a declaration inside a macro, say) is left to the header's definition of `__shared__`.
@@ -12,34 +13,25 @@ use std::ops::Range;
 
 use super::tokens::{Dialect, Kind, Token, tokens};
 
-/// The source with CUDA's syntax replaced.
-pub fn rewrite(source: &str) -> String {
+/// The source with CUDA's syntax replaced; the CPU device's own names begin with `device`.
+pub fn rewrite(source: &str, device: &str) -> String {
     let tokens = significant_tokens(source);
     let mut edits = Vec::new();
     let mut position = 0;
     while position < tokens.len() {
-        position = edit_at(source, &tokens, position, &mut edits).unwrap_or(position + 1);
+        position = edit_at(source, &tokens, position, device, &mut edits).unwrap_or(position + 1);
     }
     apply(source, edits)
 }
 
 /// Adds the edits for a construct whose mark is the token at `position`; gives the token after the construct.
-fn edit_at(source: &str, tokens: &[Token], position: usize, edits: &mut Vec<Edit>) -> Option<usize> {
+fn edit_at(source: &str, tokens: &[Token], position: usize, device: &str, edits: &mut Vec<Edit>) -> Option<usize> {
     let text = &source[tokens[position].range.clone()];
     match text {
-        "__shared__" => Declaration::around(source, tokens, position)?.edit(source, tokens, edits),
-        "<" => Launch::around(source, tokens, position)?.edit(source, tokens, edits),
-        "asm" | "__asm" | "__asm__" => edit_assembly(source, tokens, position, edits),
+        "__shared__" => Declaration::around(source, tokens, position)?.edit(source, tokens, device, edits),
+        "<" => Launch::around(source, tokens, position)?.edit(source, tokens, device, edits),
         _ => None,
     }
-}
-
-fn edit_assembly(source: &str, tokens: &[Token], position: usize, edits: &mut Vec<Edit>) -> Option<usize> {
-    let next = &source[tokens.get(position + 1)?.range.clone()];
-    if matches!(next, "(" | "volatile" | "__volatile__" | "__volatile") {
-        edits.push(Edit { range: tokens[position].range.clone(), text: "cuda_cpu_asm".to_owned() });
-    }
-    Some(position + 1)
 }
 
 /// A piece of the source and what takes its place.
@@ -156,12 +148,12 @@ impl Declaration {
         Some(Self { start, end })
     }
 
-    fn edit(&self, source: &str, tokens: &[Token], edits: &mut Vec<Edit>) -> Option<usize> {
+    fn edit(&self, source: &str, tokens: &[Token], device: &str, edits: &mut Vec<Edit>) -> Option<usize> {
         let declarators = self.declarators(source, tokens)?;
         if self.words(source, tokens).any(|word| word == "extern") {
-            self.edit_dynamic(source, tokens, &declarators, edits)?;
+            self.edit_dynamic(source, tokens, &declarators, device, edits)?;
         } else {
-            self.edit_static(source, tokens, &declarators, edits);
+            self.edit_static(source, tokens, &declarators, device, edits);
         }
         Some(self.end + 1)
     }
@@ -203,9 +195,16 @@ impl Declaration {
     }
 
     /// The declaration stays where it is, as the members of a struct that nothing is made of, and references follow it.
-    fn edit_static(&self, source: &str, tokens: &[Token], declarators: &[Declarator], edits: &mut Vec<Edit>) {
+    fn edit_static(
+        &self,
+        source: &str,
+        tokens: &[Token],
+        declarators: &[Declarator],
+        device: &str,
+        edits: &mut Vec<Edit>,
+    ) {
         let start = tokens[self.start].range.start;
-        let structure = format!("cuda_cpu_shared_{start}");
+        let structure = format!("{device}_shared_{start}");
         edits.push(Edit { range: start..start, text: format!("struct {structure} {{ ") });
         for token in &tokens[self.start..self.end] {
             if matches!(text(source, token), "__shared__" | "static" | "__device__") {
@@ -215,7 +214,7 @@ impl Declaration {
         let mut after = " };".to_owned();
         for (number, declarator) in declarators.iter().enumerate() {
             let name = text(source, &tokens[declarator.name]);
-            let variable = format!("cuda_cpu::Shared<{structure}, decltype({structure}::{name}), {number}>");
+            let variable = format!("{device}::Shared<{structure}, decltype({structure}::{name}), {number}>");
             after += &format!(" static auto& {name} = {variable}::memory.value;");
         }
         let end = tokens[self.end].range.end;
@@ -228,6 +227,7 @@ impl Declaration {
         source: &str,
         tokens: &[Token],
         declarators: &[Declarator],
+        device: &str,
         edits: &mut Vec<Edit>,
     ) -> Option<()> {
         let element = element_type(source, &tokens[self.start..declarators.first()?.name]);
@@ -240,7 +240,7 @@ impl Declaration {
             }
             let name = text(source, &tokens[declarator.name]);
             let inner = joined(source, inner);
-            replacement += &format!("auto* const {name} = cuda_cpu::dynamic<{element}{inner}>(); ");
+            replacement += &format!("auto* const {name} = {device}::dynamic<{element}{inner}>(); ");
         }
         let range = tokens[self.start].range.start..tokens[self.end].range.end;
         let lines = source[range.clone()].matches('\n').count();
@@ -304,7 +304,7 @@ impl Launch {
         Some(Self { kernel: kernel_start(source, tokens, open)?, open, close, arguments })
     }
 
-    fn edit(&self, source: &str, tokens: &[Token], edits: &mut Vec<Edit>) -> Option<usize> {
+    fn edit(&self, source: &str, tokens: &[Token], device: &str, edits: &mut Vec<Edit>) -> Option<usize> {
         let start = tokens[self.kernel].range.start;
         let kernel_end = tokens[self.open - 1].range.end;
         let configuration = &source[tokens[self.open + 2].range.end..tokens[self.close - 2].range.start];
@@ -314,7 +314,7 @@ impl Launch {
         let before = tokens[self.open].range.start..opened.start;
         if evaluate_once(source, arguments) {
             let before_kernel =
-                format!("cuda_cpu::configure({configuration}) << cuda_cpu::bind([=](auto... values) {{ ");
+                format!("{device}::configure({configuration}) << {device}::bind([=](auto... values) {{ ");
             edits.push(Edit { range: start..start, text: before_kernel });
             edits.push(Edit { range: kernel_end..before.start, text: String::new() });
             edits.push(Edit { range: before.start..opened.end, text: "(values...); }, ".to_owned() });
@@ -322,7 +322,7 @@ impl Launch {
             let nulls = arguments.iter().filter(|token| text(source, token) == "NULL");
             edits.extend(nulls.map(|token| Edit { range: token.range.clone(), text: "nullptr".to_owned() }));
         } else {
-            let text = format!("cuda_cpu::configure({configuration}) << [=]() {{ ");
+            let text = format!("{device}::configure({configuration}) << [=]() {{ ");
             edits.push(Edit { range: start..start, text });
             edits.push(Edit { range: before, text: String::new() });
             edits.push(Edit { range: end..end, text: "; }".to_owned() });
@@ -401,7 +401,7 @@ mod tests {
     use super::rewrite;
 
     fn rewritten(source: &str, expected: &str) {
-        assert_eq!(rewrite(source), expected);
+        assert_eq!(rewrite(source, "cuda_cpu"), expected);
     }
 
     #[test]
@@ -489,12 +489,6 @@ mod tests {
     }
 
     #[test]
-    fn inline_assembly_is_marked() {
-        rewritten("asm volatile(\"x;\");", "cuda_cpu_asm volatile(\"x;\");");
-        rewritten("int asmx;", "int asmx;");
-    }
-
-    #[test]
     fn comments_and_literals_stay() {
         for source in [
             "// k<<<1, 2>>>(x);",
@@ -511,7 +505,7 @@ mod tests {
     #[test]
     fn lines_of_a_launch_stay() {
         let source = "k<float><<<grid,\n block>>>(\n x,\n y);\nz";
-        let result = rewrite(source);
+        let result = rewrite(source, "cuda_cpu");
         assert_eq!(result.lines().count(), source.lines().count());
         assert_eq!(result.lines().last(), Some("z"));
     }
@@ -562,13 +556,13 @@ mod tests {
     proptest! {
         #[test]
         fn the_number_of_lines_never_changes(source in pieces()) {
-            prop_assert_eq!(rewrite(&source).matches('\n').count(), source.matches('\n').count());
+            prop_assert_eq!(rewrite(&source, "cuda_cpu").matches('\n').count(), source.matches('\n').count());
         }
 
         #[test]
         fn other_sources_stay(source in pieces()) {
             let source = source.replace("__shared__", "static").replace("<<<", "<<").replace("asm", "x");
-            prop_assert_eq!(rewrite(&source), source);
+            prop_assert_eq!(rewrite(&source, "cuda_cpu"), source);
         }
     }
 }

@@ -93,9 +93,13 @@ impl CpuRunner {
         // With it go our copies of the program's ends.
         drop(command);
         let mut runner = Self { program: program.to_owned(), process, limits };
-        Ok(match runner.answer(START_LIMIT)? {
+        Ok(match runner.answer(START_LIMIT) {
             Ok(line) if line.starts_with("ready ") => Ok(runner),
             Ok(line) => Err(strange_answer(&line)),
+            // Where the arena can't be opened from here either, it is not the program that fails.
+            Err(_) if fs::File::open(arena).is_err() => {
+                return Err(EvaluatorError::new(format!("the arena {} can't be opened", arena.display())));
+            }
             Err(fault) => Err(fault),
         })
     }
@@ -108,15 +112,19 @@ impl CpuRunner {
         scratch: Span,
         limit: Duration,
     ) -> Result<Result<RunReport, Fault>, EvaluatorError> {
+        if let Heard::Line(line) = self.process.hear(Instant::now()) {
+            self.process.kill();
+            return Ok(Err(strange_answer(&line)));
+        }
         let spans = arguments.iter().chain([&scratch]).map(|span| format!(" {}:{}", span.offset, span.bytes));
         let request = format!("run {order_seed}{}", spans.collect::<String>());
         // A program that has ended does not read; its end is heard below.
         let _ = self.process.send(&request);
-        Ok(self.answer(limit)?.and_then(|line| report(&line)))
+        Ok(self.answer(limit).and_then(|line| report(&line)))
     }
 
     /// The next line, or what became of the program instead.
-    fn answer(&mut self, limit: Duration) -> Result<Result<String, Fault>, EvaluatorError> {
+    fn answer(&mut self, limit: Duration) -> Result<String, Fault> {
         let end = Instant::now() + limit;
         let fault = loop {
             if self.held_bytes() > self.limits.memory_bytes {
@@ -124,8 +132,8 @@ impl CpuRunner {
                 break plain(FaultKind::Crash, format!("it used more than {most} MiB of memory"));
             }
             match self.process.hear(end.min(Instant::now() + GLANCE)) {
-                Heard::Line(line) => return Ok(Ok(line)),
-                Heard::End => return self.autopsy().map(Err),
+                Heard::Line(line) => return Ok(line),
+                Heard::End => return Err(self.autopsy()),
                 Heard::Nothing if Instant::now() >= end => {
                     let seconds = limit.as_secs_f64();
                     break plain(FaultKind::Timeout, format!("it did not end within {seconds:.1} s"));
@@ -134,7 +142,7 @@ impl CpuRunner {
             }
         };
         self.process.kill();
-        Ok(Err(fault))
+        Err(fault)
     }
 
     /// Memory of the program's own: resident and not shared.
@@ -146,15 +154,17 @@ impl CpuRunner {
     }
 
     /// What a program that has ended, or closed its pipe, died of.
-    fn autopsy(&mut self) -> Result<Fault, EvaluatorError> {
+    fn autopsy(&mut self) -> Fault {
         let status = self.process.last_status();
         let printed = self.process.printed();
         if status.and_then(|status| status.code()) == Some(EXIT_PROTOCOL)
             && let Some((_, reason)) = printed.split_once("cuda-cpu protocol: ")
         {
-            return Err(EvaluatorError::new(format!("the CPU device's program: {}", reason.trim_end())));
+            // What the program takes for the task was registered by the candidate's own code.
+            let reason = reason.lines().next().unwrap_or_default();
+            return plain(FaultKind::Crash, format!("it broke the CPU device's program: {reason}"));
         }
-        Ok(explain(&self.program, status, &printed))
+        explain(&self.program, status, &printed)
     }
 }
 
@@ -187,6 +197,7 @@ fn report(line: &str) -> Result<RunReport, Fault> {
         ms: f64,
     }
     let done = line.strip_prefix("done ").and_then(|json| serde_json::from_str::<Done>(json).ok());
+    let done = done.filter(|done| done.ms.is_finite() && done.ms >= 0.0);
     done.map(|done| RunReport { ms: done.ms }).ok_or_else(|| strange_answer(line))
 }
 

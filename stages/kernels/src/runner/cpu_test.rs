@@ -1098,3 +1098,46 @@ fn speed() {
         }
     }
 }
+
+/// What a candidate registers by hand in place of the launch that it declares.
+const FORGED_LAUNCH: &str = "#include \"task.h\"\n__global__ void k(TASK_PARAMETERS) { out[0] = x[0]; }\n\
+    int call(void* const*) { return 0; }\nunsigned bytes[] = {4, 4, 4, 4};\n\
+    #define Registration Registration forged(nullptr, &call, \"a, b, c, d\", bytes),\n\
+    TASK_LAUNCH(k, 1, 1)\n";
+
+#[test]
+fn a_launch_that_was_registered_by_hand_ends_in_a_fault() {
+    for fault in faults(Format::Kernel, FORGED_LAUNCH, &one_to_one(4, 1)) {
+        let fault = fault.expect("it is none of the task's");
+        assert_eq!(fault.kind, FaultKind::Crash);
+        assert_eq!(fault.message, "it broke the CPU device's program: the number of arguments is not the task's");
+    }
+}
+
+#[test]
+fn answers_that_nobody_asked_for_end_in_a_fault() {
+    let source = "#include <cstdio>\n#include \"task.h\"\n\
+        __global__ void k(TASK_PARAMETERS) { out[0] = x[0]; }\n\
+        extern \"C\" cudaError_t launch(TASK_PARAMETERS, void*, cudaStream_t) {\n\
+        for (int pipe = 3; pipe < 64; pipe++) {\n\
+        stdout->_fileno = pipe;\n\
+        printf(\"done {\\\"ms\\\": -1}\\ndone {\\\"ms\\\": 1}\\n\");\nfflush(stdout);\n}\n\
+        k<<<1, 1>>>(x, out);\nreturn cudaSuccess;\n}\n";
+    for answer in ["-1", "1"] {
+        for fault in faults(Format::Launch, &source.replace("-1", answer), &one_to_one(4, 1)) {
+            let fault = fault.expect("it is no answer");
+            assert!(fault.message.starts_with("it wrote into the evaluator's pipe: \"done {"), "{fault:?}");
+        }
+    }
+}
+
+#[test]
+fn a_candidates_own_templates_and_names_stay_its_own() {
+    let source = "#include <vector>\n#include \"task.h\"\nstruct Zero { template <class T> operator T() { return 0; } };\n\
+        template <> void std::vector<void*>::push_back(const value_type&) { Zero(); }\n\
+        template <> void std::vector<void*>::clear() noexcept {}\n\
+        namespace runtime { int in_kernel; }\n\
+        __global__ void k(TASK_PARAMETERS) { out[0] = x[0] + runtime::in_kernel; }\n\
+        TASK_LAUNCH(k, 1, 1)\n";
+    assert_eq!(to_floats(&output(Format::Kernel, source, &one_to_one(4, 1))), [-8.0]);
+}

@@ -122,7 +122,7 @@ struct Registration {
     static_assert(cuda_cpu::function<decltype(kernel)>::fits<void(TASK_PARAMETERS)>(),                                \
                   #kernel " must take (" CUDA_CPU_TEXT(TASK_PARAMETERS) ") and may take a scratch pointer after them"); \
     TASK_CHECK_SIZES(kernel, grid, block, shared);                                                                    \
-    CUDA_CPU_SECTION("cuda_agent_launches")                                                                           \
+    CUDA_CPU_SECTION("cuda_cpu_launches")                                                                           \
     static constexpr cuda_cpu_record CUDA_CPU_JOIN(task_launch_, __LINE__) =                                          \
         cuda_cpu::record(#kernel, __LINE__, cuda_cpu::function<decltype(kernel)>::count, task_internal::size(grid),   \
                          task_internal::size(block), shared);                                                         \
@@ -134,7 +134,7 @@ struct Registration {
 #define TASK_SCRATCH(bytes)                                              \
     extern "C++" {                                                       \
     static_assert((bytes) >= 0, "TASK_SCRATCH takes a number of bytes"); \
-    CUDA_CPU_SECTION("cuda_agent_scratch")                               \
+    CUDA_CPU_SECTION("cuda_cpu_scratch")                               \
     static constexpr unsigned long long task_scratch_bytes = (bytes);    \
     }
 
