@@ -1,7 +1,7 @@
 //! The binary: the engine's commands, with the stage kinds of this workspace built in.
 
 use cuda_agent::catalog::{Catalog, CatalogError, ProgramFiles};
-use cuda_agent::cli::{self, Builtins, Machine, StageCommand};
+use cuda_agent::cli::{self, Builtins, Finding, Machine, StageCommand};
 use cuda_agent::digest::Digest;
 use cuda_agent::execute::supervise;
 use cuda_agent::key::ProgramIdentity;
@@ -19,7 +19,7 @@ fn main() -> std::process::ExitCode {
         let word = arguments.get(2).map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
         std::process::exit(cuda_agent_kernels::child(&word).into());
     }
-    cli::main(arguments, &Builtins { add, program, commands: COMMANDS }).into()
+    cli::main(arguments, &Builtins { add, program, commands: COMMANDS, findings }).into()
 }
 
 /// The stage crates' commands.
@@ -27,7 +27,16 @@ const COMMANDS: &[StageCommand] = &[StageCommand { command: cuda_agent_kernels::
 
 fn check(matches: &clap::ArgMatches, machine: &Machine) -> u8 {
     let Machine { python, gpus, cores, cache, json } = machine.clone();
-    cuda_agent_kernels::check::main(matches, &cuda_agent_kernels::check::Machine { python, gpus, cores, cache, json })
+    let machine =
+        cuda_agent_kernels::check::Machine { python, gpus, cores, cache, json, print: cli::print, note: cli::note };
+    cuda_agent_kernels::check::main(matches, &machine)
+}
+
+fn findings(machine: &Machine) -> Vec<Finding> {
+    let found = cuda_agent_kernels::doctor::findings(&machine.python, &machine.cache).into_iter();
+    found
+        .map(|found| Finding { name: found.name, is_good: found.is_good, message: found.message, hint: found.hint })
+        .collect()
 }
 
 /// The kinds of every stage crate.

@@ -183,7 +183,7 @@ fn doctor_looks_at_everything() {
     let output = sandbox.output(&["doctor", "--json"]);
     let checks: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
     let names: Vec<&str> = checks.iter().filter_map(|check| check["check"].as_str()).collect();
-    for name in ["machine", "gpu", "nvcc", "c++", "python", "processes", "store"] {
+    for name in ["machine", "gpu", "nvcc", "nvrtc headers", "nvcc headers", "c++", "python", "processes", "store"] {
         assert!(names.contains(&name), "{names:?}");
     }
 }

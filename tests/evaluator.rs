@@ -135,6 +135,17 @@ fn mistakes_in_the_task_are_told_with_its_line() {
 }
 
 #[test]
+fn a_reader_that_went_away_is_no_panic() {
+    let sandbox = with_candidates(&["right/relu.cu"]);
+    let arguments = ["check", "relu.cu", "--task", "model.py", "--device", "cpu", "--set", "size", "--json"];
+    let mut command = sandbox.command(&arguments);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = command.stdout(writer).stderr(std::process::Stdio::piped()).output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(2), ""));
+}
+
+#[test]
 fn mistakes_of_usage_are_told_before_anything_starts() {
     let mut sandbox = with_candidates(&["right/relu.cu"]);
     std::fs::write(sandbox.path("binary.cu"), b"\xff\xfe").unwrap();

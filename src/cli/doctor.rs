@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::json;
 
 use super::project::Project;
-use super::{CliError, Exit, print, print_json};
+use super::{CliError, Exit, Finding, Machine, print, print_json};
 use crate::execute::supervise;
 use crate::schedule;
 use crate::store::share::Probe;
@@ -37,7 +37,7 @@ impl Check {
 }
 
 /// Checks everything and says what each finding is for. Only what every pipeline needs makes the command fail.
-pub async fn doctor(project: &Project) -> Result<Exit, CliError> {
+pub async fn doctor(project: &Project, of_stages: fn(&Machine) -> Vec<Finding>) -> Result<Exit, CliError> {
     let host = project.host();
     let mut checks = vec![Check::new(
         "machine",
@@ -59,6 +59,11 @@ pub async fn doctor(project: &Project) -> Result<Exit, CliError> {
     });
     let toolkits = toolkits(&host.python);
     checks.extend([nvcc(&toolkits), nvrtc(&toolkits)]);
+    let found = of_stages(&project.machine()).into_iter();
+    checks.extend(found.map(|found| {
+        let state = if found.is_good { State::Good } else { State::Missing };
+        Check { name: found.name, state, message: found.message, hint: found.hint }
+    }));
     checks.push(sanitizer());
     checks.push(compiler());
     checks.extend(python(&host.python, torch_needed(project).as_deref()));

@@ -28,7 +28,8 @@ use std::path::PathBuf;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 pub use error::{CliError, Exit};
-use output::{note, print, print_json};
+use output::print_json;
+pub use output::{note, print};
 
 use crate::catalog::{Catalog, CatalogError};
 
@@ -40,6 +41,20 @@ pub struct Builtins {
     pub program: fn(&str) -> Option<u8>,
     /// Commands that belong to stages, not to the engine.
     pub commands: &'static [StageCommand],
+    /// What stages add to `doctor`.
+    pub findings: fn(&Machine) -> Vec<Finding>,
+}
+
+/// What a stage crate found on this machine, as `doctor` shows it.
+pub struct Finding {
+    /// What was looked at, in a word or two.
+    pub name: &'static str,
+    /// Whether it is as it should be.
+    pub is_good: bool,
+    /// What was found.
+    pub message: String,
+    /// What to do about it.
+    pub hint: Option<String>,
 }
 
 /// A command that a stage crate brings.
@@ -234,7 +249,7 @@ fn dispatch(cli: Cli, builtins: &Builtins) -> Result<Exit, CliError> {
             Command::Stages(options) => kinds::stages(&project, options),
             Command::Schema => kinds::schema(&project),
             Command::Graph(options) => plan::graph(&project, options),
-            Command::Doctor => doctor::doctor(&project).await,
+            Command::Doctor => doctor::doctor(&project, builtins.findings).await,
             Command::Stage { .. } => unreachable!("handled above"),
         }
     };

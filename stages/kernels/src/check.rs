@@ -30,6 +30,10 @@ pub struct Machine {
     pub cache: PathBuf,
     /// Print JSON.
     pub json: bool,
+    /// Writes to standard output, whoever reads it.
+    pub print: fn(&str),
+    /// Writes a line to standard error, likewise.
+    pub note: fn(&str),
 }
 
 /// Judge a CUDA kernel against a PyTorch model: right or wrong, and how much faster
@@ -126,13 +130,14 @@ pub fn main(matches: &ArgMatches, machine: &Machine) -> u8 {
     match run(&options, machine) {
         Ok(exit) => exit,
         Err(refused) if machine.json => {
-            println!("{}", json!({ "error": { "message": refused.message, "hint": refused.hint } }));
+            let error = json!({ "error": { "message": refused.message, "hint": refused.hint } });
+            (machine.print)(&format!("{error}\n"));
             refused.exit
         }
         Err(refused) => {
-            eprintln!("error: {}", refused.message);
+            (machine.note)(&format!("error: {}", refused.message));
             if let Some(hint) = refused.hint {
-                eprintln!("  hint: {hint}");
+                (machine.note)(&format!("  hint: {hint}"));
             }
             refused.exit
         }
@@ -157,15 +162,15 @@ fn run(options: &Options, machine: &Machine) -> Result<u8, Refused> {
     };
     let evaluator = Evaluator::new(&setup)?;
     if options.header {
-        return header(&evaluator, &task);
+        return header(&evaluator, &task, machine);
     }
     let candidate = candidate.expect("clap demands it without --header");
     let seed = options.seed.map_or_else(secret, Ok)?;
     let verdict = {
-        let _signs = SignsOfLife::begin(&device);
+        let _signs = SignsOfLife::begin(&device, machine.note);
         evaluator.evaluate(&task, &candidate, seed, &settings)?
     };
-    report(&verdict, &task, &candidate, machine.json);
+    report(&verdict, &task, &candidate, machine);
     Ok(exit(&verdict))
 }
 
@@ -181,14 +186,14 @@ impl SignsOfLife {
     /// Between words.
     const THEN: Duration = Duration::from_secs(30);
 
-    fn begin(device: &Device) -> Self {
+    fn begin(device: &Device, note: fn(&str)) -> Self {
         let (stop, stopped) = mpsc::channel::<()>();
         let is_cpu = *device == Device::Cpu;
         let thread = std::thread::spawn(move || {
             let started = Instant::now();
             let mut wait = Self::FIRST;
             while stopped.recv_timeout(wait) == Err(mpsc::RecvTimeoutError::Timeout) {
-                eprintln!("{}", still_judging(started.elapsed(), is_cpu, wait == Self::FIRST));
+                note(&still_judging(started.elapsed(), is_cpu, wait == Self::FIRST));
                 wait = Self::THEN;
             }
         });
@@ -228,27 +233,28 @@ fn exit(verdict: &Verdict) -> u8 {
     }
 }
 
-fn report(verdict: &Verdict, task: &Task, candidate: &Candidate, as_json: bool) {
-    if as_json {
-        println!("{}", serde_json::to_string_pretty(verdict).expect("plain data"));
-        return;
+fn report(verdict: &Verdict, task: &Task, candidate: &Candidate, machine: &Machine) {
+    if machine.json {
+        let json = serde_json::to_string_pretty(verdict).expect("plain data");
+        return (machine.print)(&format!("{json}\n"));
     }
     let model = verdict.device.as_ref().map(|device| format!(" on {}", device.name)).unwrap_or_default();
     let subject = if verdict.outcome == Outcome::TaskError { &task.name } else { &candidate.name };
-    println!("{subject}{model}");
-    print!("{verdict}");
+    let mut text = format!("{subject}{model}\n{verdict}");
     if verdict.is_correct() && verdict.performance.is_none() {
-        println!("  no times were taken");
+        text += "  no times were taken\n";
     }
     if verdict.inputs > 0 {
-        println!("  inputs     {} of seed {} (`--seed` draws them again)", verdict.inputs, verdict.seed);
+        let (inputs, seed) = (verdict.inputs, &verdict.seed);
+        text += &format!("  inputs     {inputs} of seed {seed} (`--seed` draws them again)\n");
     }
+    (machine.print)(&text);
 }
 
-fn header(evaluator: &Evaluator, task: &Task) -> Result<u8, Refused> {
+fn header(evaluator: &Evaluator, task: &Task, machine: &Machine) -> Result<u8, Refused> {
     match evaluator.describe(task)? {
         Ok(described) => {
-            print!("{}", crate::header::task_header(&described.spec));
+            (machine.print)(&crate::header::task_header(&described.spec));
             Ok(0)
         }
         Err(TaskError { line: Some(line), message, .. }) => {
@@ -300,7 +306,7 @@ fn device(options: &Options, machine: &Machine) -> Result<Device, Refused> {
         }),
         (None, None) => {
             if !options.header {
-                eprintln!("no GPU: judged on the CPU device, right or wrong, without times");
+                (machine.note)("no GPU: judged on the CPU device, right or wrong, without times");
             }
             Ok(Device::Cpu)
         }
@@ -349,7 +355,7 @@ mod tests {
     #[test]
     fn signs_of_life_end_with_what_they_are_about() {
         let started = Instant::now();
-        drop(SignsOfLife::begin(&Device::Cpu));
+        drop(SignsOfLife::begin(&Device::Cpu, |_| {}));
         assert!(started.elapsed() < SignsOfLife::FIRST);
     }
 }

@@ -7,6 +7,7 @@ mod catalog;
 pub mod check;
 mod child;
 pub mod compile;
+pub mod doctor;
 pub mod evaluator;
 pub mod fault;
 pub mod gate;

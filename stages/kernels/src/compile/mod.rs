@@ -12,6 +12,7 @@ mod cache;
 pub mod cubin;
 pub mod diagnostics;
 mod guard;
+pub mod headers;
 pub mod host;
 mod host_messages;
 mod names;
@@ -180,6 +181,7 @@ pub struct Compiler {
     flights: Flights<Key, Result<Outcome, EvaluatorError>>,
     nvrtc_identity: OnceLock<Result<String, EvaluatorError>>,
     nvcc: OnceLock<Result<nvcc::Nvcc, EvaluatorError>>,
+    launch_headers: OnceLock<Result<String, EvaluatorError>>,
 }
 
 impl Compiler {
@@ -209,6 +211,7 @@ impl Compiler {
             flights: Flights::default(),
             nvrtc_identity: OnceLock::new(),
             nvcc: OnceLock::new(),
+            launch_headers: OnceLock::new(),
         })
     }
 
@@ -239,7 +242,8 @@ impl Compiler {
                 let nvcc = self.nvcc()?;
                 let runtime = nvcc.runtime.display().to_string();
                 let options = nvcc::Nvcc::options(architecture).join(" ");
-                Ok(Key::of(&["launch", &nvcc.version, &options, &runtime, header, source]))
+                let identity = self.launch_headers.get_or_init(|| headers_identity(&nvcc.headers)).clone()?;
+                Ok(Key::of(&["launch", &nvcc.version, &options, &runtime, &identity, header, source]))
             }
             (Target::Gpu { architecture }, Format::Kernel) => {
                 let options = nvrtc::options(architecture).join(" ");
@@ -290,6 +294,9 @@ impl Compiler {
         let (log, version) = match turn.ask(self.toolkit.nvrtc()?, &request)? {
             Reply::Answered(Answer::Compiled(log), version) => (log, version),
             Reply::Answered(Answer::Rejected(log), _) => {
+                if let Some(fault) = self.toolkit.headers()?.missing_in(&log) {
+                    return Err(fault);
+                }
                 return Ok(Err(CompileFailure::Source(without_header(diagnostics::diagnostics(&log, source), source))));
             }
             Reply::Answered(Answer::Broken(reason), _) | Reply::TimedOut(reason) | Reply::Crashed(reason) => {
@@ -314,9 +321,8 @@ impl Compiler {
     }
 
     fn nvrtc_options(&self, architecture: &str) -> Result<Vec<String>, EvaluatorError> {
-        let include = self.toolkit.include()?;
         let mut options = nvrtc::options(architecture);
-        options.extend([include.to_path_buf(), include.join("cccl")].map(|folder| format!("-I{}", folder.display())));
+        options.extend(self.toolkit.headers()?.folders().iter().map(|folder| format!("-I{}", folder.display())));
         Ok(options)
     }
 
@@ -325,7 +331,9 @@ impl Compiler {
     }
 
     fn nvcc(&self) -> Result<&nvcc::Nvcc, EvaluatorError> {
-        let found = self.nvcc.get_or_init(|| nvcc::Nvcc::new(self.toolkit.nvcc()?, self.toolkit.runtime()?));
+        let found = self.nvcc.get_or_init(|| {
+            nvcc::Nvcc::new(self.toolkit.nvcc()?, self.toolkit.runtime()?, self.toolkit.headers()?.clone())
+        });
         found.as_ref().map_err(Clone::clone)
     }
 
@@ -333,14 +341,26 @@ impl Compiler {
     fn nvrtc_identity(&self) -> Result<String, EvaluatorError> {
         let identify = || {
             let mut hasher = blake3::Hasher::new();
-            let include = self.toolkit.include()?;
-            for file in [&self.toolkit.nvrtc()?.library, &include.join("cuda_fp16.hpp"), &include.join("cuda.h")] {
-                hasher.update_mmap(file).map_err(|error| about(file, &error))?;
-            }
+            let library = &self.toolkit.nvrtc()?.library;
+            hasher.update_mmap(library).map_err(|error| about(library, &error))?;
+            hasher.update(headers_identity(self.toolkit.headers()?)?.as_bytes());
             Ok(hasher.finalize().to_hex().to_string())
         };
         self.nvrtc_identity.get_or_init(identify).clone()
     }
+}
+
+/// What tells two sets of headers apart: the files that each of their parts is known by.
+fn headers_identity(headers: &headers::Headers) -> Result<String, EvaluatorError> {
+    let mut hasher = blake3::Hasher::new();
+    for (file, path) in headers.telling() {
+        hasher.update(file.as_bytes()).update(&[0]);
+        if let Some(path) = path {
+            hasher.update_mmap(&path).map_err(|error| about(&path, &error))?;
+        }
+        hasher.update(&[0]);
+    }
+    Ok(hasher.finalize().to_hex().to_string())
 }
 
 /// Without `task.h` nothing that a candidate names is known; that is said first.

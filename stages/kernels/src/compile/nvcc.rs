@@ -3,6 +3,7 @@
 //! `audit` says what it covers. Registers and the like are read from the machine code that ptxas left in a folder of
 //! intermediate files: what nvcc says has the words of both front ends and of g++ around those of ptxas.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -10,6 +11,7 @@ use std::time::Instant;
 use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSection, ObjectSymbol};
 
+use super::headers::Headers;
 use super::process::{self, Ended, Limits};
 use super::resources::Spills;
 use super::{Artifact, Built, CompileFailure, Diagnostic, KernelResources, audit, diagnostics, resources};
@@ -27,18 +29,20 @@ pub struct Nvcc {
     pub runtime: PathBuf,
     /// Its version and the host compiler's.
     pub version: String,
+    /// CUDA's headers; its own folder may have them in part.
+    pub headers: Headers,
 }
 
 impl Nvcc {
     /// Asks both compilers for their versions.
-    pub fn new(program: &Path, runtime: &Path) -> Result<Self, EvaluatorError> {
+    pub fn new(program: &Path, runtime: &Path, headers: Headers) -> Result<Self, EvaluatorError> {
         let [program, runtime] = [program, runtime].map(Path::to_path_buf);
         let nvcc = version(&program, "--version")?;
         // Its last line names the very build: `Build cuda_13.0.r13.0/compiler.36424714_0`.
         let build = nvcc.lines().rev().find(|line| !line.is_empty()).unwrap_or_default().trim_start_matches("Build ");
         let host = version(Path::new("g++"), "-dumpfullversion")?;
         let version = format!("nvcc {build}, g++ {}", host.trim());
-        Ok(Self { program, runtime, version })
+        Ok(Self { program, runtime, version, headers })
     }
 
     /// Options that decide what is built, in one line.
@@ -63,7 +67,10 @@ impl Nvcc {
         match process::run(self.command(job.architecture, limits), folder, limits)? {
             Ended::Well(_) => {}
             Ended::Limit(message) => return Ok(Err(CompileFailure::Limit(message))),
-            Ended::Badly(log) => return Ok(Err(CompileFailure::Source(explained(&log, job)))),
+            Ended::Badly(log) => {
+                let failure = CompileFailure::Source(explained(&log, job));
+                return self.headers.missing_in(&log).map_or(Ok(Err(failure)), Err);
+            }
         }
         let library = folder.join(LIBRARY);
         let bytes =
@@ -91,6 +98,8 @@ impl Nvcc {
     fn command(&self, architecture: &str, limits: &Limits) -> Command {
         let mut command = process::limited(&self.program, limits);
         command.args(Self::options(architecture)).arg("-I.");
+        // It looks in the folder of its own toolkit after these.
+        command.args(self.headers.folders().iter().flat_map(|folder| [OsStr::new("-I"), folder.as_os_str()]));
         // The runtime is named by its full path, since the wheels lack the name that -lcudart looks for; a library that
         // knows where it is can be loaded without LD_LIBRARY_PATH.
         let runtime = self.runtime.display();

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::compile::worker::WorkerCommand;
+use crate::doctor::PARTS;
 use crate::task::{Constant, DataType, Tensor};
 
 /// The workers of the other tests are this test in a process of its own.
@@ -196,6 +197,52 @@ fn kernels_that_only_their_file_knows_count_too() {
     let source = launch_source("", "").replace("__global__ void k", "template <int n> static __global__ void k");
     let built = Bench::new().launch(&source.replace("k<<<", "k<3><<<")).unwrap_or_else(|failure| panic!("{failure:?}"));
     assert!(built.resources.len() == 1 && built.resources[0].registers > 4, "{:?}", built.resources);
+}
+
+#[test]
+fn cudas_own_headers_compile() {
+    let bench = Bench::new();
+    for (name, include, body) in PARTS {
+        let outcome = bench.kernel(&kernel_source(include, body));
+        assert!(outcome.is_ok(), "{name}: {}", shown(&outcome));
+    }
+}
+
+/// A toolkit whose headers are those of this machine but for some.
+fn partial_toolkit(folder: &Path, without: &[&str]) -> (Toolkit, PathBuf) {
+    let whole = Toolkit::find().headers().unwrap().folders()[0].clone();
+    let root = folder.join("toolkit");
+    std::fs::create_dir_all(root.join("include")).unwrap();
+    for entry in std::fs::read_dir(&whole).unwrap().flatten() {
+        if !without.contains(&&*entry.file_name().to_string_lossy()) {
+            std::os::unix::fs::symlink(entry.path(), root.join("include").join(entry.file_name())).unwrap();
+        }
+    }
+    let library = Toolkit::find().nvrtc().unwrap().library.clone();
+    std::os::unix::fs::symlink(library.parent().unwrap(), root.join("lib")).unwrap();
+    (Toolkit::among(vec![root]), whole.parent().unwrap().to_owned())
+}
+
+#[test]
+fn headers_in_part_are_completed_or_the_machines_fault() {
+    let folder = tempfile::tempdir().unwrap();
+    let (partial, whole) = partial_toolkit(folder.path(), &["crt", "cccl", "cooperative_groups"]);
+    let compile = |toolkit: Toolkit, source: &str| {
+        let cache = tempfile::tempdir().unwrap();
+        let compiler = Compiler::with_worker(toolkit, cache.path(), 1, worker_command(), Limits::default()).unwrap();
+        compiler.compile(&candidate(Format::Kernel, source), &relu_task(), &gpu())
+    };
+    for (name, include, body) in PARTS {
+        let error = compile(partial.clone(), &kernel_source(include, body)).unwrap_err();
+        assert!(error.message.contains("on this machine") && error.hint.unwrap().contains("CUDA_AGENT_CUDA"), "{name}");
+    }
+    let (_, include, body) = PARTS[0];
+    let both = Toolkit::among(vec![folder.path().join("toolkit"), whole]);
+    let outcome = compile(both, &kernel_source(include, body)).unwrap();
+    assert!(outcome.is_ok(), "{}", shown(&outcome));
+    // What no toolkit has is the candidate's mistake.
+    let outcome = compile(partial, &kernel_source("#include <cuda_fp16_faster.h>", "")).unwrap();
+    assert!(matches!(outcome, Err(CompileFailure::Source(_))), "{outcome:?}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Where CUDA 13's compilers are: in the wheels of a Python, or in a toolkit of the system.
 //!
-//! Each piece is taken from the first root that has it, in this order: `$CUDA_AGENT_CUDA`; the wheels of the Python that
+//! Each piece is taken from the first root that has it (of headers, the most complete set: `headers`), in this order: `$CUDA_AGENT_CUDA`; the wheels of the Python that
 //! `$CUDA_AGENT_PYTHON` names, of the nearest `.venv` at or above the current folder, of `python3` on the path; `$CUDA_HOME`;
 //! `/usr/local/cuda`; the folder above `nvcc` on the path. A machine may have one piece here and another there. A missing
 //! piece is an error only to whoever asks for it: the CPU device needs none.
@@ -10,10 +10,11 @@ use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
+use super::headers::Headers;
 use crate::fault::EvaluatorError;
 
 /// What a user is told to do about a missing piece.
-const HINT: &str = "`make venv` installs CUDA's compilers as wheels; or name a toolkit of CUDA 13 in CUDA_AGENT_CUDA, \
+pub const HINT: &str = "`make venv` installs CUDA's compilers as wheels; or name a toolkit of CUDA 13 in CUDA_AGENT_CUDA, \
     or a Python that has the wheels in CUDA_AGENT_PYTHON";
 
 /// The pieces, as far as they were found.
@@ -22,7 +23,7 @@ pub struct Toolkit {
     roots: Vec<PathBuf>,
     nvcc: Option<PathBuf>,
     nvrtc: Option<Nvrtc>,
-    include: Option<PathBuf>,
+    headers: Headers,
     runtime: Option<PathBuf>,
     cupti: Option<PathBuf>,
 }
@@ -53,7 +54,7 @@ impl Toolkit {
         Self {
             nvcc: first(&|root| existing(root.join("bin/nvcc"))),
             nvrtc: roots.iter().find_map(|root| nvrtc_of(root)),
-            include: first(&|root| existing(root.join("include/cuda_fp16.h")).map(|_| root.join("include"))),
+            headers: Headers::among(&roots),
             runtime: first(&|root| in_libraries(root, "libcudart.so.13")),
             cupti: first(&|root| in_libraries(root, "libcupti.so.13").or_else(|| in_extras(root, "libcupti.so.13"))),
             roots,
@@ -70,9 +71,10 @@ impl Toolkit {
         self.nvrtc.as_ref().ok_or_else(|| self.missing("libnvrtc.so.13 with libnvrtc-builtins.so.13.x beside it"))
     }
 
-    /// The folder of CUDA's headers.
-    pub fn include(&self) -> Result<&Path, EvaluatorError> {
-        self.include.as_deref().ok_or_else(|| self.missing("folder of headers (include/cuda_fp16.h)"))
+    /// CUDA's headers.
+    pub fn headers(&self) -> Result<&Headers, EvaluatorError> {
+        let found = self.headers.find("cuda_fp16.h").map(|_| &self.headers);
+        found.ok_or_else(|| self.missing("folder of headers (include/cuda_fp16.h)"))
     }
 
     /// The runtime library that `launch` candidates are linked against. The wheels have it under its full name alone.
@@ -208,7 +210,16 @@ mod tests {
     fn pieces_come_from_different_roots() {
         let folder = tempfile::tempdir().unwrap();
         let system = folder.path().join("cuda");
-        touch(&system, &["bin/nvcc", "include/cuda_fp16.h", "lib64/libcudart.so.13"]);
+        touch(
+            &system,
+            &[
+                "bin/nvcc",
+                "include/cuda_fp16.h",
+                "include/cuda_fp16.hpp",
+                "include/cuda_bf16.h",
+                "lib64/libcudart.so.13",
+            ],
+        );
         let venv = folder.path().join("project/.venv");
         touch(&venv, &["bin/python"]);
         touch(&venv.join(WHEELS).join("lib"), &NVRTC);
@@ -217,7 +228,7 @@ mod tests {
         let toolkit = Toolkit::among(roots(&Places { current, system: system.clone(), ..Places::default() }));
         assert_eq!(toolkit.nvcc().unwrap(), system.join("bin/nvcc"));
         assert_eq!(toolkit.runtime().unwrap(), system.join("lib64/libcudart.so.13"));
-        assert_eq!(toolkit.include().unwrap(), system.join("include"));
+        assert_eq!(toolkit.headers().unwrap().folders(), [system.join("include")]);
         assert_eq!(toolkit.nvrtc().unwrap().library, venv.join(WHEELS).join("lib/libnvrtc.so.13"));
     }
 
@@ -265,7 +276,7 @@ mod tests {
     #[test]
     fn this_machine_has_every_piece() {
         let toolkit = Toolkit::find();
-        for missing in [toolkit.nvcc().err(), toolkit.nvrtc().err(), toolkit.include().err(), toolkit.runtime().err()] {
+        for missing in [toolkit.nvcc().err(), toolkit.nvrtc().err(), toolkit.headers().err(), toolkit.runtime().err()] {
             assert_eq!(missing, None);
         }
         assert!(toolkit.cupti().is_some());

@@ -1,0 +1,154 @@
+//! What `cuda-agent doctor` says of CUDA's headers: whether both compilers take those that a machine may have in part.
+//!
+//! Nothing is run: what is looked for is a header that is missing, which shows when it is compiled.
+
+use std::path::Path;
+
+use crate::candidate::{Candidate, Format};
+use crate::compile::toolkit::Toolkit;
+use crate::compile::{CompileFailure, Compiler, Target};
+use crate::fault::EvaluatorError;
+use crate::task::{DataType, TaskSpec, Tensor};
+
+/// What one check found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What was checked, in a word.
+    pub name: &'static str,
+    /// Whether it works.
+    pub is_good: bool,
+    /// What works and what doesn't.
+    pub message: String,
+    /// What to do about it.
+    pub hint: Option<String>,
+}
+
+/// A part of CUDA's headers: what it is called, how it is included, and a use of it in a kernel of one warp.
+pub(crate) const PARTS: [(&str, &str, &str); 3] = [
+    (
+        "mma.h",
+        "#include <mma.h>",
+        "nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float> tile;\n\
+         nvcuda::wmma::fill_fragment(tile, 1.0f);\n\
+         nvcuda::wmma::store_matrix_sync(out, tile, 16, nvcuda::wmma::mem_row_major);",
+    ),
+    (
+        "cooperative groups",
+        "#include <cooperative_groups.h>",
+        "auto block = cooperative_groups::this_thread_block();\nblock.sync();\nout[block.thread_rank()] += x[0];",
+    ),
+    (
+        "CUB",
+        "#include <cub/warp/warp_reduce.cuh>",
+        "__shared__ typename cub::WarpReduce<float>::TempStorage storage;\n\
+         out[0] += cub::WarpReduce<float>(storage).Sum(x[threadIdx.x]);",
+    ),
+];
+
+/// Any that has tensor cores.
+const ARCHITECTURE: &str = "sm_90";
+
+/// Compiles a use of each part, with both compilers at a time.
+pub fn findings(python: &Path, cache: &Path) -> Vec<Finding> {
+    let toolkit = Toolkit::find_beside(python);
+    let compilers = [
+        ("nvrtc headers", Format::Kernel, toolkit.nvrtc().err()),
+        ("nvcc headers", Format::Launch, toolkit.nvcc().err().or_else(|| toolkit.runtime().err())),
+    ];
+    let compiler = Compiler::new(toolkit, &cache.join("kernels").join("compiled"), compilers.len());
+    let compiler = compiler.as_ref();
+    let find = |(name, format, missing): (&'static str, Format, Option<EvaluatorError>)| match (compiler, missing) {
+        // What to do about it is said beside the compiler.
+        (_, Some(_)) => Finding { name, is_good: false, message: "not tried: no compiler".to_owned(), hint: None },
+        (Ok(compiler), None) => finding(name, |parts| compile(compiler, format, parts)),
+        (Err(error), None) => {
+            Finding { name, is_good: false, message: error.message.clone(), hint: error.hint.clone() }
+        }
+    };
+    let find = &find;
+    std::thread::scope(|scope| {
+        let all = compilers.map(|compiler| scope.spawn(move || find(compiler)));
+        all.into_iter().filter_map(|thread| thread.join().ok()).collect()
+    })
+}
+
+type Parts<'a> = &'a [(&'static str, &'static str, &'static str)];
+
+/// All parts at once; each by itself only where that fails.
+fn finding(name: &'static str, compile: impl Fn(Parts) -> Result<(), EvaluatorError>) -> Finding {
+    let names = |parts: &[&str]| parts.join(", ");
+    if compile(&PARTS).is_ok() {
+        let all = PARTS.map(|(part, ..)| part);
+        return Finding { name, is_good: true, message: format!("{} compile (not run)", names(&all)), hint: None };
+    }
+    let failed = PARTS.iter().filter_map(|part| Some((part.0, compile(std::slice::from_ref(part)).err()?)));
+    let failed: Vec<(&str, EvaluatorError)> = failed.collect();
+    let good: Vec<&str> =
+        PARTS.iter().map(|part| part.0).filter(|part| failed.iter().all(|(name, _)| name != part)).collect();
+    let told: Vec<String> = failed.iter().map(|(part, error)| format!("{part}: {}", error.message)).collect();
+    let works = if good.is_empty() { String::new() } else { format!("; {} compile (not run)", names(&good)) };
+    let hint = failed.iter().find_map(|(_, error)| error.hint.clone());
+    Finding { name, is_good: false, message: told.join("; ") + &works, hint }
+}
+
+fn compile(compiler: &Compiler, format: Format, parts: Parts) -> Result<(), EvaluatorError> {
+    let candidate = Candidate { format, source: source(format, parts), name: "headers".to_owned() };
+    let target = Target::Gpu { architecture: ARCHITECTURE.to_owned() };
+    match compiler.compile(&candidate, &task(), &target)? {
+        Ok(_) => Ok(()),
+        Err(CompileFailure::Source(found)) => {
+            let first = found.into_iter().next().map(|diagnostic| diagnostic.message);
+            Err(EvaluatorError::new(first.unwrap_or_else(|| "it does not compile".to_owned())))
+        }
+        Err(CompileFailure::Unsupported(lacking)) => Err(EvaluatorError::new(lacking.message)),
+        Err(CompileFailure::Limit(reason)) => Err(EvaluatorError::new(reason)),
+    }
+}
+
+/// One kernel that uses all of them.
+fn source(format: Format, parts: Parts) -> String {
+    let includes: Vec<&str> = parts.iter().map(|(_, include, _)| *include).collect();
+    let bodies: Vec<String> = parts.iter().map(|(_, _, body)| format!("{{\n{body}\n}}")).collect();
+    let start = match format {
+        Format::Kernel => "TASK_LAUNCH(k, 1, 32)\n",
+        Format::Launch => {
+            "extern \"C\" cudaError_t launch(TASK_PARAMETERS, void*, cudaStream_t stream) {\n\
+             k<<<1, 32, 0, stream>>>(TASK_ARGUMENTS);\nreturn cudaGetLastError();\n}\n"
+        }
+    };
+    format!(
+        "#include \"task.h\"\n{}\n__global__ void k(TASK_PARAMETERS) {{\n{}\n}}\n{start}",
+        includes.join("\n"),
+        bodies.join("\n")
+    )
+}
+
+fn task() -> TaskSpec {
+    let tensor = |name: &str| Tensor { name: name.to_owned(), shape: vec![256], dtype: DataType::Float32 };
+    TaskSpec {
+        inputs: vec![tensor("x")],
+        parameters: Vec::new(),
+        buffers: Vec::new(),
+        outputs: vec![tensor("out")],
+        constants: Vec::new(),
+        flops: 0,
+        bytes: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_is_named_beside_what_works() {
+        let lacks_cub = |parts: Parts| match parts.iter().any(|(name, ..)| *name == "CUB") {
+            true => Err(EvaluatorError::new("cub/cub.cuh is missing").with_hint("install it")),
+            false => Ok(()),
+        };
+        let found = finding("nvcc headers", lacks_cub);
+        assert_eq!((found.is_good, found.hint.as_deref()), (false, Some("install it")));
+        assert_eq!(found.message, "CUB: cub/cub.cuh is missing; mma.h, cooperative groups compile (not run)");
+        assert!(finding("nvcc headers", |_| Ok(())).is_good);
+    }
+}
