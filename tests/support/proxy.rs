@@ -323,7 +323,7 @@ fn corrupt(bytes: Bytes, random: u64) -> Body {
     let mut bytes = bytes.to_vec();
     if !bytes.is_empty() {
         let place = random as usize % bytes.len();
-        bytes[place] ^= 0x20;
+        bytes[place] ^= 1 << ((random >> 32) % 8);
     }
     Full::from(bytes).map_err(|never: Infallible| match never {}).boxed_unsync()
 }
