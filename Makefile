@@ -33,7 +33,7 @@ install = $(VENV_PYTHON) -m uv pip install --quiet --python $(VENV_PYTHON) --req
 # Stray bytecode beside the stages' sources would make cargo look at them again.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help quickstart test test-rust test-python fuzz chaos rows mutants bench bench-store bench-evaluator bench-dataset test-gpu venv venv-dev azurite build tools python-tools relock relock-python
+.PHONY: help quickstart test test-rust test-python fuzz chaos rows mutants bench bench-store bench-evaluator bench-dataset red-team test-gpu venv venv-dev azurite build tools python-tools relock relock-python
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -92,6 +92,9 @@ bench: build ## Compare with ninja, DVC and Snakemake; `BENCH="--quick"` leaves 
 
 bench-store: venv-dev build ## Compare push and pull with rclone and DVC, on an S3 server of its own; `BENCH="--quick"` leaves out DVC
 	python3 bench/store.py --binary $(RELEASE) $(BENCH)
+
+red-team: venv build ## What the judge lets through: mutations of right kernels, judged (`RED_TEAM="--count 500 --seed 2 --device cuda"`)
+	CUDA_AGENT_PYTHON=$(VENV_PYTHON) $(VENV_PYTHON) bench/red_team.py --binary $(RELEASE) $(RED_TEAM)
 
 bench-evaluator: venv build ## The evaluator's bars on a GPU: agreement, verdicts a second, spread, a misbehaving batch
 	CUDA_AGENT_PYTHON=$(VENV_PYTHON) $(VENV_PYTHON) bench/evaluator.py --binary $(RELEASE) \

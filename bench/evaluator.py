@@ -442,4 +442,5 @@ def main():
         print(f"| {name} | {value} | {bar} |")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -74,10 +74,16 @@ class HalfAnswer:
         """Another draw's."""
         picked = expectation.picked
         if picked is None:
+            self._decided = [False, False]
             return
         now = picked.decided_by(expectation.eager.view(expectation.shape))
         self._decided = [before and each for before, each in zip(self._decided, now, strict=True)]
         self._picks += expectation.total
+
+    @property
+    def is_settled(self):
+        """Whether no further draw can change that they don't."""
+        return not any(self._decided)
 
     def why(self):
         """That they do, in words, or `None`."""

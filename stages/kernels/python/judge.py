@@ -183,6 +183,7 @@ class ConstantAnswer:
 
     def __init__(self, expectation):
         self._name, self._elementwise = expectation.name, expectation.elementwise
+        self._exact = expectation.exact
         self._low, self._high = -math.inf, math.inf
         # Moments about a number of the size of the answer: what they are for is a small difference of large numbers.
         self._center, self._allowed = None, math.inf
@@ -190,20 +191,37 @@ class ConstantAnswer:
 
     def add(self, expectation):
         """Another draw's."""
-        if expectation.exact:
+        if self.is_settled:
+            return
+        if self._elementwise:
+            # Nearly always the beginning is enough, which spares reading gigabytes.
+            for ranges in ([(0, min(expectation.total, BEGINNING))], chunks(expectation.total)):
+                if not self.is_settled:
+                    self._narrow([expectation.target(start, stop) for start, stop in ranges])
             return
         parts = [expectation.target(start, stop) for start, stop in chunks(expectation.total)]
-        if self._elementwise:
-            rows = [self._interval(part) for part in parts]
-            for low, high in fetch(rows):
-                self._low, self._high = max(self._low, low), min(self._high, high)
-            return
         if self._center is None:
             first = parts[0][:BEGINNING]
             self._center = first[first.isfinite()].mean().nan_to_num(nan=0.0).item()
         self._allowed = min(self._allowed, expectation.allowed_rms)
         for count, total, squares in fetch([self._moments(part) for part in parts]):
             self._count, self._sum, self._squares = self._count + count, self._sum + total, self._squares + squares
+
+    @property
+    def is_settled(self):
+        """Whether no further draw can make a constant pass."""
+        if self._exact or self._elementwise:
+            return self._exact or self._low > self._high
+        # Another draw of as many elements can at most halve the variance.
+        return self._count > 0 and self._spread() > 1.5 * DEGENERATE * self._allowed
+
+    def _narrow(self, parts):
+        for low, high in fetch([self._interval(part) for part in parts]):
+            self._low, self._high = max(self._low, low), min(self._high, high)
+
+    def _spread(self):
+        mean = self._sum / self._count
+        return math.sqrt(max(0.0, self._squares / self._count - mean * mean))
 
     @staticmethod
     def _interval(part):
@@ -224,8 +242,7 @@ class ConstantAnswer:
             return f"a constant passes for {self._name}" if self._low <= self._high and self._high < math.inf else None
         if not self._count:
             return None
-        mean = self._sum / self._count
-        spread = math.sqrt(max(0.0, self._squares / self._count - mean * mean))
+        spread = self._spread()
         if spread > DEGENERATE * self._allowed:
             return None
         return f"a constant passes for {self._name}: it varies by {spread:.2g}, and may be off by {self._allowed:.2g}"

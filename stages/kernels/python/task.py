@@ -203,6 +203,8 @@ class Task:
             for tried, expectation in zip(answers, expectations, strict=True):
                 for answer in tried:
                     answer.add(expectation)
+            if all(answer.is_settled for tried in answers for answer in tried):
+                return None
         found = [answer.why() for tried in answers for answer in tried]
         why = next((each for each in found if each is not None), None)
         return None if why is None else f"the task is degenerate under the policy {self.policy.name}: {why}"
