@@ -884,7 +884,8 @@ impl Lists {
                 lists.ripe.push(name);
             } else {
                 lists.waiting.push(name);
-                let wait = Duration::from_secs_f64(wait);
+                // One that is dated in the future, by whatever clock, is as if it were of now.
+                let wait = Duration::try_from_secs_f64(wait).map_or(grace, |wait| wait.min(grace));
                 lists.wait = Some(lists.wait.map_or(wait, |least| least.min(wait)));
             }
         }

@@ -910,7 +910,7 @@ pub fn segment_name(base: &Digest, segment: &SegmentName) -> String {
 /// How long gc waits; tests shorten it.
 pub fn grace() -> Duration {
     let seconds = std::env::var("CUDA_AGENT_GC_GRACE_S").ok().and_then(|text| text.parse().ok());
-    seconds.map_or(GRACE, Duration::from_secs_f64)
+    seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).unwrap_or(GRACE)
 }
 
 #[cfg(test)]

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::time::Duration;
 
 use cuda_agent_protocol::{Event, Program, ProgramError, Request, RowInput, RowResult, RowStatus};
 use serde_json::{Map, Value, json};
 
-use super::{evaluator, flag, number, template};
+use super::{evaluator, flag, number, seconds, template};
 use crate::candidate::{Candidate, without_byte_order_mark};
 use crate::compile::KernelResources;
 use crate::evaluator::{Evaluator, Settings, VERDICT_LANES, secret};
@@ -57,7 +56,7 @@ fn settings(request: &Request) -> Result<Settings, ProgramError> {
     }
     Ok(Settings {
         inputs: number(request, "inputs") as u32,
-        limit: Duration::from_secs_f64(number(request, "time_limit_s")),
+        limit: seconds(request, "time_limit_s"),
         baselines,
         max_trials: number(request, "max_trials") as u32,
         sanitizer: flag(request, "sanitizer"),

@@ -70,6 +70,12 @@ fn number(request: &Request, name: &str) -> f64 {
     parameter(request, name).as_f64().unwrap_or_default()
 }
 
+/// A number of seconds; one that no clock can count is a year.
+fn seconds(request: &Request, name: &str) -> Duration {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+    Duration::try_from_secs_f64(number(request, name)).map_or(YEAR, |limit| limit.min(YEAR))
+}
+
 /// A parameter whose manifest lists the words that the type has.
 fn choice<T: serde::de::DeserializeOwned>(request: &Request, name: &str) -> Result<T, ProgramError> {
     let value = parameter(request, name);

@@ -1,12 +1,11 @@
 //! The stage kind `kernels/profile`: tasks in, their baselines on one device out.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use cuda_agent_protocol::{Program, ProgramError, Request, RowInput, RowResult, RowStatus};
 use serde_json::{Map, Value, json};
 
-use super::{evaluator, flag, number, template};
+use super::{evaluator, flag, number, seconds, template};
 use crate::candidate::without_byte_order_mark;
 use crate::evaluator::{Baseline, Evaluator, PROFILE_LANES, Profiled, Wanted, secret};
 use crate::fault::EvaluatorError;
@@ -18,7 +17,7 @@ pub fn main() -> u8 {
     Program::main(|program| {
         let request = program.request.clone();
         let (wanted, template) = (Choice::of(&request)?, template(&request)?);
-        let evaluator = evaluator(&request, Duration::from_secs_f64(number(&request, "time_limit_s")), PROFILE_LANES)?;
+        let evaluator = evaluator(&request, seconds(&request, "time_limit_s"), PROFILE_LANES)?;
         program.each_row_at_once(evaluator.width(), |row| answer(&evaluator, &wanted, &template, &row))
     })
 }
