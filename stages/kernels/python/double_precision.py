@@ -9,19 +9,21 @@ import copy
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_SMALLER = (torch.float16, torch.bfloat16, torch.float32)
+SMALLER = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def widened(kwargs):
+    """The named arguments of an operator, with float64 for any smaller float type that they ask for."""
+    return {**kwargs, "dtype": torch.float64} if kwargs.get("dtype") in SMALLER else kwargs
 
 
 class _InFloat64(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if kwargs.get("dtype") in _SMALLER:
-            kwargs = {**kwargs, "dtype": torch.float64}
-        return function(*args, **kwargs)
+        return function(*args, **widened(kwargs or {}))
 
 
 def widen(value):
-    if isinstance(value, torch.Tensor) and value.dtype in _SMALLER:
+    if isinstance(value, torch.Tensor) and value.dtype in SMALLER:
         return value.double()
     return value
 

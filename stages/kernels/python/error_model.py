@@ -24,6 +24,7 @@ import dataclasses
 import math
 
 import torch
+from double_precision import widened
 from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -39,7 +40,6 @@ MOST_TERMS = 1 << 16
 OPERANDS_IN_HALF = 0.15
 """Of a product whose operands were rounded to a half type: this times its epsilon."""
 HALVES = (torch.float16, torch.bfloat16)
-SMALLER = (torch.float16, torch.bfloat16, torch.float32)
 
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "convolution", "mv", "dot", "addmv"}
 SUMS = {
@@ -116,9 +116,7 @@ class Noise(TorchDispatchMode):
         self.products = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        if kwargs.get("dtype") in SMALLER:
-            kwargs["dtype"] = torch.float64
+        kwargs = widened(kwargs or {})
         name = function.overloadpacket.__name__
         if name in EXACT or function.is_view:
             return function(*args, **kwargs)

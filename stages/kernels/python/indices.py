@@ -31,6 +31,9 @@ class Picked:
 
     def values_at(self, indices):
         """The values at indices that lie within the dimension."""
+        if self.values.dim() == 1:
+            # Of all elements, whatever shape the one index was given.
+            return self.values.gather(0, indices.reshape(-1))
         at = indices if indices.dim() == self.values.dim() else indices.unsqueeze(self.dim)
         return self.values.gather(self.dim, at)
 

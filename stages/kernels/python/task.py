@@ -95,7 +95,7 @@ class Task:
         self._study_cost(first)
         self._study_weights(first, outputs)
         if self.policy.needs_float64:
-            self._study_errors(first, second)
+            self._study_errors(first, outputs)
         self.degenerate = self._answered_without_work(first, second)
 
     def _study_inputs(self, first, second):
@@ -179,10 +179,9 @@ class Task:
             self.weights.stay()
         self.weights.become(None)
 
-    def _study_errors(self, first, second):
+    def _study_errors(self, first, eager):
         """How far honest arithmetic may be off. Without noisy twins, which not every forward bears, eager's own error is
         the only measure."""
-        eager = self.forward(first)
         exact = self._float64_outputs(first, eager)
         try:
             self.error_kinds = error_model.study(self._twin, first, eager, exact, self.policy.name)

@@ -182,6 +182,14 @@ def test_a_task_that_half_of_its_values_decide_is_refused(connection):
     connection.begin(make_task(few))
 
 
+def test_the_one_index_of_all_elements_may_have_any_shape(connection):
+    code = model("x: return torch.argmax(x, dim=None, keepdim=True)", "[torch.randn(30, 40)]")
+    passed, verdicts = passes(connection, code, lambda a: a["x"].argmax().view(1, 1))
+    assert passed, verdicts
+    passed, verdicts = passes(connection, code, lambda a: a["x"].argmin().view(1, 1))
+    assert not passed, verdicts
+
+
 def test_parts():
     assert error_model.families((4, 100)) == [None, 0], "of a column there are too few elements"
     assert error_model.families((64, 1, 64)) == [None, 0, 2, "block"]

@@ -121,13 +121,10 @@ impl Headers {
 
     fn missing(&self, part: &Part, header: &str) -> EvaluatorError {
         let looked: Vec<_> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
-        let message =
-            format!("CUDA's {} are incomplete on this machine: {header} is missing ({})", part.name, looked.join(", "));
-        let message = if part.name.starts_with(|c: char| c.is_lowercase()) {
-            message
-        } else {
-            message.replace(" are incomplete", " is incomplete")
-        };
+        // A library's name is singular, a kind of headers plural.
+        let verb = if part.name.starts_with(char::is_lowercase) { "are" } else { "is" };
+        let looked = looked.join(", ");
+        let message = format!("CUDA's {} {verb} incomplete on this machine: {header} is missing ({looked})", part.name);
         EvaluatorError::new(message).with_hint(super::toolkit::HINT)
     }
 }

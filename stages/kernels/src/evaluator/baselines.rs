@@ -52,13 +52,16 @@ pub struct Profiled {
 /// Bytes that a task is taken to need until it has been described.
 const UNDESCRIBED_BYTES: u64 = 6 << 30;
 
+/// More bytes than any card has, and few enough to be added up.
+const ALL_MEMORY: u64 = 1 << 48;
+
 /// Everything of one task in one lane, so that it is loaded once; without `beside` nobody else is on the card.
 pub fn profile(lane: &mut Lane, beside: Option<Beside>, wanted: &Wanted) -> Answered<Profiled> {
     let mut answered = in_steps(lane, beside, wanted, None)?;
     if beside.is_some() && answered.as_ref().is_err_and(TaskError::is_memory) {
         // What the first try left behind is not needed.
         let _ = lane.reference()?.forget()?;
-        answered = in_steps(lane, beside, wanted, Some(u64::MAX))?;
+        answered = in_steps(lane, beside, wanted, Some(ALL_MEMORY))?;
     }
     // Nobody asks for this task again.
     let _ = lane.reference()?.forget()?;

@@ -111,7 +111,7 @@ fn measure(lane: &mut Lane, gate: Option<&Gate>, timing: &Timing) -> Step<Perfor
         baselines,
         limit: timing.limit,
         choices: Choices(timing.seed),
-        surely_closely: WARM_UP + (Choices(!timing.seed).next() % 4) as u32,
+        surely_closely: WARM_UP + (Choices(!timing.seed).next() % u64::from(timing.max_trials.clamp(1, 4))) as u32,
         watched: Vec::new(),
         is_tainted: matches!(timing.built.artifact, Artifact::Library(_)),
     };
