@@ -500,8 +500,17 @@ class Observation:
         return self.names["Model"](*self.names["get_init_inputs"]()).to(self.device).eval()
 
     def draw(self, seed):
+        """Made on the device where the row bears that: a CPU takes seconds for the gigabytes that a GPU draws at once."""
+        try:
+            with self.device:
+                values = self.seeded(seed)
+        except (RuntimeError, TypeError):
+            values = self.seeded(seed)
+        return [value.to(self.device) if isinstance(value, self.torch.Tensor) else value for value in values]
+
+    def seeded(self, seed):
         self.torch.manual_seed(seed)
-        return [value.to(self.device) if isinstance(value, self.torch.Tensor) else value for value in self.names["get_inputs"]()]
+        return list(self.names["get_inputs"]())
 
     def outputs(self, model, inputs, seed=9):
         """All output elements in one row of numbers, as float64 on the CPU is too large: float32 on the device."""

@@ -30,7 +30,6 @@ from cuda_clock import CudaClock, Launches
 from graph_trace import Trace
 
 MINIMUM_TRIALS = 3
-SETTLED_TRIALS = 5
 PAUSE_AFTER = 0.02
 """Seconds: steps that are shorter don't keep a clock waiting."""
 CHOICE = {"estimation_iters": 2, "max_benchmark_duration": 5, "memory_warmup_iters": 20}
@@ -523,8 +522,7 @@ def launch_seconds(task, model, inputs):
 
 
 def time_calls(task, clock, model, inputs, name):
-    """The median and its company. Trials stop early where they agree, and, though not before three, where they would
-    take too long."""
+    """The median and its company. Trials stop early, though not before three, where they agree or would take too long."""
     with Step(task.report, f"{name}_timing"):
         launches, times, all_hidden = Launches(launch_seconds(task, model, inputs)), [], None
         # A GPU is warm from what was run before, `launch_seconds` included.
@@ -559,10 +557,10 @@ def quartiles(times):
 
 
 def is_enough(times, params):
-    if len(times) >= MINIMUM_TRIALS and sum(times) > params["timing_s"] * 1000:
-        return True
-    if len(times) < SETTLED_TRIALS:
+    if len(times) < MINIMUM_TRIALS:
         return False
+    if sum(times) > params["timing_s"] * 1000:
+        return True
     low, middle, high = quartiles(times)
     return high - low <= params["settled"] * middle
 
