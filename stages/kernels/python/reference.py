@@ -17,7 +17,7 @@ pid. A worker whose GPU context an error has spoilt replies and ends.
 | do | fields, with what they are if left out | reply |
 |---|---|---|
 | `limit` | `bytes` = null | nothing; torch may have so much of the GPU's memory, or all of it |
-| `task` | the task's fields | `spec` (TaskSpec), `eager_ms`, `device`, `fixed_inputs` (those that never vary), `working_bytes` (of a GPU, for screening) |
+| `task` | the task's fields | `spec` (TaskSpec), `eager_ms`, `device`, `gpu` (what its driver says of it), `fixed_inputs` (those that never vary), `working_bytes` (of a GPU, for screening) |
 | `begin` | `task`, `seed` (64 bits in hex), `scratch_bytes` = 0, `sets` = 1 | `arena`, `sets` |
 | `draw` | `set` = 0, `trial` = the last, `pattern` = 0 or 1, `again` = false, `quick` = false (the next judgement is quick_look.py's, where that finds all well) | nothing; the set is filled |
 | `judge` | `set` = 0 | `outputs`, `inputs_changed`, `red_zones` |
@@ -72,6 +72,7 @@ import timing  # noqa: E402
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402  the first dispatch mode of a process imports it: seconds, better spent once
 from argument_sets import ArgumentSets  # noqa: E402
+from gpu_facts import gpu_facts  # noqa: E402
 from refusal import Refusal, first_line, is_memory_error, poisons_gpu, unsupported  # noqa: E402
 from task import Task  # noqa: E402
 
@@ -209,6 +210,7 @@ class Worker:
             "spec": task.spec(),
             "eager_ms": task.eager_ms,
             "device": describe_device(self.device),
+            "gpu": gpu_facts(self.device.index or 0) if self.device.type == "cuda" else None,
             "fixed_inputs": task.fixed_inputs,
             "working_bytes": task.working_bytes(),
         }

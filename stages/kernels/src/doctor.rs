@@ -3,8 +3,10 @@
 //! Nothing is run: what is looked for is a header that is missing, which shows when it is compiled.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::candidate::{Candidate, Format};
+use crate::compile::recorder::GpuFacts;
 use crate::compile::toolkit::Toolkit;
 use crate::compile::{CompileFailure, Compiler, Target};
 use crate::fault::EvaluatorError;
@@ -53,7 +55,7 @@ pub fn findings(python: &Path, cache: &Path) -> Vec<Finding> {
     let toolkit = Toolkit::find_beside(python);
     let compilers = [
         ("nvrtc headers", Format::Kernel, toolkit.nvrtc().err()),
-        ("nvcc headers", Format::Launch, toolkit.nvcc().err().or_else(|| toolkit.runtime().err())),
+        ("nvcc headers", Format::Launch, toolkit.nvcc().err()),
     ];
     let compiler = Compiler::new(toolkit, &cache.join("kernels").join("compiled"), compilers.len());
     let compiler = compiler.as_ref();
@@ -93,7 +95,8 @@ fn finding(name: &'static str, compile: impl Fn(Parts) -> Result<(), EvaluatorEr
 
 fn compile(compiler: &Compiler, format: Format, parts: Parts) -> Result<(), EvaluatorError> {
     let candidate = Candidate { format, source: source(format, parts), name: "headers".to_owned() };
-    let target = Target::Gpu { architecture: ARCHITECTURE.to_owned() };
+    // Nothing runs: whose figures these are makes no difference.
+    let target = Target::Gpu { architecture: ARCHITECTURE.to_owned(), facts: Arc::new(GpuFacts::of_an_h100()) };
     match compiler.compile(&candidate, &task(), &target)? {
         Ok(_) => Ok(()),
         Err(CompileFailure::Source(found)) => {
@@ -101,6 +104,7 @@ fn compile(compiler: &Compiler, format: Format, parts: Parts) -> Result<(), Eval
             Err(EvaluatorError::new(first.unwrap_or_else(|| "it does not compile".to_owned())))
         }
         Err(CompileFailure::Unsupported(lacking)) => Err(EvaluatorError::new(lacking.message)),
+        Err(CompileFailure::Fault(fault)) => Err(EvaluatorError::new(fault.message)),
         Err(CompileFailure::Limit(reason)) => Err(EvaluatorError::new(reason)),
     }
 }

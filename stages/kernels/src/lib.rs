@@ -14,6 +14,7 @@ pub mod gate;
 pub mod header;
 mod kept;
 pub mod profile;
+pub mod program;
 pub mod reference;
 pub mod reward;
 pub mod runner;

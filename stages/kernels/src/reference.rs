@@ -21,6 +21,7 @@ use serde_json::{Map, Number, Value, json};
 
 use crate::child::process::{Ended, Process};
 use crate::child::within;
+use crate::compile::recorder::GpuFacts;
 use crate::fault::EvaluatorError;
 use crate::runner::gpu::SAFE_ENVIRONMENT;
 use crate::runner::{Arguments, Spans};
@@ -85,6 +86,9 @@ pub struct Described {
     pub eager_ms: f64,
     /// Where it ran.
     pub device: DeviceInfo,
+    /// Of a GPU: what its driver says of it.
+    #[serde(default)]
+    pub gpu: Option<GpuFacts>,
     /// Inputs that are the same in every draw.
     #[serde(default)]
     pub fixed_inputs: Vec<String>,

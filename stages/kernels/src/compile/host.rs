@@ -25,10 +25,11 @@ use super::names::{demangle, line_of_word};
 use super::own_name::{EMBEDDED_NAME, OwnName};
 use super::process::{self, Ended, Limits};
 use super::rewrite::rewrite;
-use super::{Artifact, Built, CompileFailure, Diagnostic, Launch, audit, guard, without_header};
+use super::{Artifact, Built, CompileFailure, DeclaredLaunch, Diagnostic, audit, guard, without_header};
 use crate::candidate::{Candidate, Format};
 use crate::fault::EvaluatorError;
 use crate::kept;
+use crate::program::Program;
 
 /// What the candidate's file is called in the compiler's messages and in debug information.
 pub const SOURCE_NAME: &str = "candidate.cu";
@@ -219,7 +220,7 @@ impl HostToolchain {
         }
         Ok(Ok(Built {
             artifact: Artifact::Host { memory, race: folder.join(Flavour::Race.name()) },
-            launches: declared.launches.into_iter().map(|(_, launch)| launch).collect(),
+            program: Program::declared(&declared.launches()),
             scratch_bytes: declared.scratch_bytes,
             resources: Vec::new(),
             compiler: self.version.clone(),
@@ -457,7 +458,7 @@ fn without_moved_columns(mut failure: CompileFailure, source: &str) -> CompileFa
     let diagnostics = match &mut failure {
         CompileFailure::Source(diagnostics) => diagnostics.as_mut_slice(),
         CompileFailure::Unsupported(diagnostic) => std::slice::from_mut(diagnostic),
-        CompileFailure::Limit(_) => &mut [],
+        CompileFailure::Fault(_) | CompileFailure::Limit(_) => &mut [],
     };
     for diagnostic in diagnostics {
         diagnostic.column = diagnostic.column.filter(|_| !diagnostic.line.is_some_and(|line| line > 0 && moved(line)));
@@ -468,7 +469,7 @@ fn without_moved_columns(mut failure: CompileFailure, source: &str) -> CompileFa
 /// What a program declares, read out of its file: nothing of it runs for that.
 struct Declared {
     /// With their lines.
-    launches: Vec<(u32, Launch)>,
+    launches: Vec<(u32, DeclaredLaunch)>,
     scratch_bytes: u64,
     /// The symbols of the plain `__global__` functions.
     kernels: Vec<String>,
@@ -487,6 +488,10 @@ impl Declared {
         let scratch = section("cuda_cpu_scratch").first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let kernels = file.symbols().filter(is_kernel).filter_map(|symbol| symbol.name().ok().map(str::to_owned));
         Ok(Self { launches, scratch_bytes: scratch, kernels: kernels.collect() })
+    }
+
+    fn launches(&self) -> Vec<DeclaredLaunch> {
+        self.launches.iter().map(|(_, launch)| launch.clone()).collect()
     }
 
     fn faults(&self, candidate: &Candidate) -> Vec<Diagnostic> {
@@ -516,13 +521,13 @@ fn is_kernel<'a>(symbol: &impl ObjectSymbol<'a>) -> bool {
 const RECORD_BYTES: usize = 64 + 10 * 4;
 
 /// A launch and its line, which is the record's place among the others.
-fn launch(record: &[u8]) -> (u32, Launch) {
+fn launch(record: &[u8]) -> (u32, DeclaredLaunch) {
     let (name, numbers) = record.split_at(64);
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
     let mut numbers =
         numbers.chunks_exact(4).map(|bytes| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte)));
     let mut next = || numbers.next().unwrap_or_default();
-    let launch = Launch {
+    let launch = DeclaredLaunch {
         symbol: String::from_utf8_lossy(name).into_owned(),
         grid: [next(), next(), next()],
         block: [next(), next(), next()],

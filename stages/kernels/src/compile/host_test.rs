@@ -310,7 +310,8 @@ fn launches_keep_the_order_of_the_source_and_the_names_of_kernels() {
          __global__ void a(TASK_PARAMETERS) {}\nTASK_SCRATCH(16 * sizeof(float));\n",
     )
     .expect("it compiles");
-    let launches = built.launches.iter().map(|l| (&*l.symbol, l.grid, l.block, l.shared_bytes)).collect::<Vec<_>>();
+    let launches =
+        built.program.launches().map(|(k, l)| (&*k.symbol, l.grid, l.block, l.shared_bytes)).collect::<Vec<_>>();
     let expected =
         [("b", [2, 3, 1], [8, 8, 1], 0), ("a", [3, 1, 1], [32, 1, 1], 102_400), ("b", [1, 1, 1], [2, 1, 1], 0)];
     assert_eq!((launches.as_slice(), built.scratch_bytes), (expected.as_slice(), 64));

@@ -3,7 +3,7 @@
 //! | format | for the GPU | for the CPU device |
 //! |---|---|---|
 //! | `kernel` | NVRTC in a worker process (`worker`, `nvrtc`), declarations read by `cubin` | g++ (`host`) |
-//! | `launch` | nvcc, the library audited (`nvcc`) | g++ (`host`) |
+//! | `launch` | nvcc; what its host code starts is recorded (`nvcc`, `recorder`) | g++ (`host`) |
 //!
 //! Invariant: no compiler runs in this process, and none runs longer or takes more memory than its limits say.
 
@@ -20,6 +20,7 @@ pub mod nvcc;
 pub mod nvrtc;
 mod own_name;
 pub mod process;
+pub mod recorder;
 mod resources;
 pub mod rewrite;
 pub mod tokens;
@@ -33,14 +34,16 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use crate::candidate::{Candidate, Format};
-use crate::fault::EvaluatorError;
+use crate::fault::{EvaluatorError, Fault};
 use crate::header::task_header;
 use crate::kept;
+use crate::program::Program;
 use crate::task::TaskSpec;
 
 use cache::{Cache, Flights, Key, Outcome};
 use host::HostToolchain;
 use process::Limits;
+use recorder::GpuFacts;
 use toolkit::Toolkit;
 use worker::{Answer, Pool, Reply, Request, WorkerCommand};
 
@@ -75,8 +78,8 @@ pub struct KernelResources {
 }
 
 /// One launch that a `kernel` candidate declares.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Launch {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeclaredLaunch {
     /// The kernel's symbol in the module.
     pub symbol: String,
     /// Blocks.
@@ -94,8 +97,8 @@ pub struct Launch {
 pub struct Built {
     /// The files.
     pub artifact: Artifact,
-    /// For `kernel` candidates, in order.
-    pub launches: Vec<Launch>,
+    /// What it starts. On the CPU device its own programs do that: this only says what they declare.
+    pub program: Program,
     /// Scratch memory that it asks for, in bytes.
     pub scratch_bytes: u64,
     /// Per kernel; empty for the CPU device.
@@ -112,8 +115,6 @@ pub struct Built {
 pub enum Artifact {
     /// Machine code for the GPU.
     Cubin(PathBuf),
-    /// A shared library with the host function `launch`.
-    Library(PathBuf),
     /// Programs for the CPU device.
     Host {
         /// Built with AddressSanitizer.
@@ -131,6 +132,8 @@ pub enum CompileFailure {
     Source(Vec<Diagnostic>),
     /// The source needs what the device does not offer (inline PTX on the CPU device, say).
     Unsupported(Diagnostic),
+    /// It compiles, but its host code ended badly when what it starts was recorded.
+    Fault(Fault),
     /// The compiler took too long, or too much memory.
     Limit(String),
 }
@@ -140,7 +143,6 @@ impl Artifact {
     pub fn files(&self) -> Vec<(&'static str, &Path)> {
         match self {
             Self::Cubin(path) => vec![("cubin", path)],
-            Self::Library(path) => vec![("so", path)],
             Self::Host { memory, race } => vec![("memory", memory), ("race", race)],
         }
     }
@@ -149,7 +151,6 @@ impl Artifact {
     pub fn each(&self, path_of: impl Fn(&str, &Path) -> PathBuf) -> Self {
         match self {
             Self::Cubin(path) => Self::Cubin(path_of("cubin", path)),
-            Self::Library(path) => Self::Library(path_of("so", path)),
             Self::Host { memory, race } => {
                 Self::Host { memory: path_of("memory", memory), race: path_of("race", race) }
             }
@@ -164,6 +165,8 @@ pub enum Target {
     Gpu {
         /// As compilers call it.
         architecture: String,
+        /// What host code may ask about it.
+        facts: Arc<GpuFacts>,
     },
     /// The CPU device.
     Cpu,
@@ -181,7 +184,8 @@ pub struct Compiler {
     flights: Flights<Key, Result<Outcome, EvaluatorError>>,
     nvrtc_identity: OnceLock<Result<String, EvaluatorError>>,
     nvcc: OnceLock<Result<nvcc::Nvcc, EvaluatorError>>,
-    launch_headers: OnceLock<Result<String, EvaluatorError>>,
+    /// For what is compiled once.
+    folder: PathBuf,
 }
 
 impl Compiler {
@@ -211,7 +215,7 @@ impl Compiler {
             flights: Flights::default(),
             nvrtc_identity: OnceLock::new(),
             nvcc: OnceLock::new(),
-            launch_headers: OnceLock::new(),
+            folder: std::path::absolute(cache).map_err(|error| about(cache, &error))?,
         })
     }
 
@@ -238,14 +242,13 @@ impl Compiler {
             (Target::Cpu, format) => {
                 Ok(Key::of(&["cpu", &format!("{format:?}"), &self.host()?.identity(), header, source]))
             }
-            (Target::Gpu { architecture }, Format::Launch) => {
+            (Target::Gpu { architecture, facts }, Format::Launch) => {
                 let nvcc = self.nvcc()?;
-                let runtime = nvcc.runtime.display().to_string();
-                let options = nvcc::Nvcc::options(architecture).join(" ");
-                let identity = self.launch_headers.get_or_init(|| headers_identity(&nvcc.headers)).clone()?;
-                Ok(Key::of(&["launch", &nvcc.version, &options, &runtime, &identity, header, source]))
+                let options = nvcc.options(architecture).join(" ");
+                let facts = serde_json::to_string(facts.as_ref()).expect("plain data");
+                Ok(Key::of(&["launch", &nvcc.version, &options, nvcc.recorder.identity(), &facts, header, source]))
             }
-            (Target::Gpu { architecture }, Format::Kernel) => {
+            (Target::Gpu { architecture, .. }, Format::Kernel) => {
                 let options = nvrtc::options(architecture).join(" ");
                 let headers = nvrtc::headers(header).into_iter().map(|(name, text)| format!("{name}\0{text}\0"));
                 Ok(Key::of(&["kernel", &self.nvrtc_identity()?, &options, &headers.collect::<String>(), source]))
@@ -261,17 +264,24 @@ impl Compiler {
         let workshop = self.cache.workshop().map_err(broken)?;
         let outcome = match (work.target, work.candidate.format) {
             (Target::Cpu, _) => self.host()?.build(work.candidate, work.header, workshop.path())?,
-            (Target::Gpu { architecture }, Format::Launch) => self.launch(work, architecture, workshop.path())?,
-            (Target::Gpu { architecture }, Format::Kernel) => {
+            (Target::Gpu { architecture, facts }, Format::Launch) => {
+                self.launch(work, (architecture, facts), workshop.path())?
+            }
+            (Target::Gpu { architecture, .. }, Format::Kernel) => {
                 self.kernel(work, architecture, &turn, workshop.path())?
             }
         };
         self.cache.put(work.key, outcome).map_err(broken)
     }
 
-    fn launch(&self, work: &Work, architecture: &str, folder: &Path) -> Result<Outcome, EvaluatorError> {
+    fn launch(
+        &self,
+        work: &Work,
+        (architecture, facts): (&str, &GpuFacts),
+        folder: &Path,
+    ) -> Result<Outcome, EvaluatorError> {
         let source = work.candidate.source.as_str();
-        let job = nvcc::Job { source, task_header: work.header, architecture, spec: work.spec };
+        let job = nvcc::Job { source, task_header: work.header, architecture, spec: work.spec, facts };
         self.nvcc()?.build(&job, folder, self.pool.limits())
     }
 
@@ -312,7 +322,7 @@ impl Compiler {
         };
         Ok(Ok(Built {
             artifact: Artifact::Cubin(output),
-            launches: declared.launches,
+            program: Program::declared(&declared.launches),
             scratch_bytes: declared.scratch_bytes,
             resources: declared.resources,
             compiler: format!("NVRTC {version}"),
@@ -332,7 +342,8 @@ impl Compiler {
 
     fn nvcc(&self) -> Result<&nvcc::Nvcc, EvaluatorError> {
         let found = self.nvcc.get_or_init(|| {
-            nvcc::Nvcc::new(self.toolkit.nvcc()?, self.toolkit.runtime()?, self.toolkit.headers()?.clone())
+            let headers = self.toolkit.headers()?;
+            nvcc::Nvcc::new(self.toolkit.nvcc()?, headers.clone(), &headers_identity(headers)?, &self.folder)
         });
         found.as_ref().map_err(Clone::clone)
     }
@@ -351,7 +362,7 @@ impl Compiler {
 }
 
 /// What tells two sets of headers apart: the files that each of their parts is known by.
-fn headers_identity(headers: &headers::Headers) -> Result<String, EvaluatorError> {
+pub(crate) fn headers_identity(headers: &headers::Headers) -> Result<String, EvaluatorError> {
     let mut hasher = blake3::Hasher::new();
     for (file, path) in headers.telling() {
         hasher.update(file.as_bytes()).update(&[0]);

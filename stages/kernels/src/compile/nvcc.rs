@@ -1,6 +1,7 @@
-//! `launch` candidates: nvcc makes a shared library, and an audit of its symbols says whether it may be loaded.
+//! `launch` candidates: nvcc makes machine code and an object of the host code, which is linked to the recorder; what it
+//! starts is recorded, and only the machine code and the recording go to the GPU.
 //!
-//! `audit` says what it covers. Registers and the like are read from the machine code that ptxas left in a folder of
+//! `audit` refuses early, with a line, what the recorder has no function for. Registers and the like are read from the machine code that ptxas left in a folder of
 //! intermediate files: what nvcc says has the words of both front ends and of g++ around those of ptxas.
 
 use std::ffi::OsStr;
@@ -13,46 +14,57 @@ use object::{Endianness, Object, ObjectSection, ObjectSymbol};
 
 use super::headers::Headers;
 use super::process::{self, Ended, Limits};
+use super::recorder::{self, GpuFacts, MachineCode, Recorder, Subject};
 use super::resources::Spills;
 use super::{Artifact, Built, CompileFailure, Diagnostic, KernelResources, audit, diagnostics, resources};
 use crate::candidate::Format;
 use crate::fault::EvaluatorError;
 use crate::header::parameter_list;
-use crate::task::TaskSpec;
+use crate::task::{TaskSpec, Tensor};
 
-/// nvcc and what it links against.
+/// nvcc, g++ and what the host code is linked to.
 #[derive(Clone, Debug)]
 pub struct Nvcc {
     /// The driver.
     pub program: PathBuf,
-    /// `libcudart.so.13`.
-    pub runtime: PathBuf,
     /// Its version and the host compiler's.
     pub version: String,
     /// CUDA's headers; its own folder may have them in part.
     pub headers: Headers,
+    /// The stand-in of CUDA's runtime.
+    pub recorder: Recorder,
+    /// g++'s major version.
+    host_major: u32,
 }
 
+/// From this version on g++ can set what a source leaves undefined to zero.
+const ZEROING: u32 = 12;
+
 impl Nvcc {
-    /// Asks both compilers for their versions.
-    pub fn new(program: &Path, runtime: &Path, headers: Headers) -> Result<Self, EvaluatorError> {
-        let [program, runtime] = [program, runtime].map(Path::to_path_buf);
+    /// Asks both compilers for their versions. `headers_identity` tells one set of headers from another; `cache` keeps
+    /// what is compiled once.
+    pub fn new(program: &Path, headers: Headers, headers_identity: &str, cache: &Path) -> Result<Self, EvaluatorError> {
+        let program = program.to_path_buf();
         let nvcc = version(&program, "--version")?;
         // Its last line names the very build: `Build cuda_13.0.r13.0/compiler.36424714_0`.
         let build = nvcc.lines().rev().find(|line| !line.is_empty()).unwrap_or_default().trim_start_matches("Build ");
         let host = version(Path::new("g++"), "-dumpfullversion")?;
-        let version = format!("nvcc {build}, g++ {}", host.trim());
-        Ok(Self { program, runtime, version, headers })
+        let host = host.trim();
+        let recorder = Recorder::new(headers.clone(), host, headers_identity, cache);
+        let host_major = host.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0);
+        Ok(Self { program, version: format!("nvcc {build}, g++ {host}"), headers, recorder, host_major })
     }
 
     /// Options that decide what is built, in one line.
-    pub fn options(architecture: &str) -> Vec<String> {
+    pub fn options(&self, architecture: &str) -> Vec<String> {
         let architecture = format!("-arch={architecture}");
-        let fixed = ["-shared", "-O3", "-std=c++17", &architecture, "-Xcompiler", "-fPIC", "-Xptxas", "-v", "-w"];
-        fixed.iter().chain(&["-cudart", "none", "-include", "task.h"]).map(|option| (*option).to_owned()).collect()
+        let fixed = ["-c", "-O1", "-std=c++17", &architecture, "-Xptxas", "-v", "-w"];
+        // What lies between the members of a structure goes to a kernel, too: it must be the same in each recording.
+        let zeroing = ["-Xcompiler", "-ftrivial-auto-var-init=zero"].into_iter().filter(|_| self.host_major >= ZEROING);
+        fixed.into_iter().chain(zeroing).chain(["-include", "task.h"]).map(str::to_owned).collect()
     }
 
-    /// Builds a candidate in a folder.
+    /// Builds a candidate in a folder and records what it starts.
     pub fn build(
         &self,
         job: &Job,
@@ -72,22 +84,40 @@ impl Nvcc {
                 return self.headers.missing_in(&log).map_or(Ok(Err(failure)), Err);
             }
         }
-        let library = folder.join(LIBRARY);
-        let bytes =
-            std::fs::read(&library).map_err(|error| EvaluatorError::new(format!("{}: {error}", library.display())))?;
-        let scratch_bytes = match look_at(&bytes, job) {
+        let scratch_bytes = match look_at(&read(&folder.join(OBJECT))?, job) {
             Ok(scratch_bytes) => scratch_bytes,
             Err(faults) => return Ok(Err(CompileFailure::Source(faults))),
+        };
+        if let Err(failure) = self.recorder.link(OBJECT, PROGRAM, folder, limits)? {
+            return Ok(Err(failure));
+        }
+        let made = folder.join(KEPT).join(format!("candidate.{}.cubin", job.architecture));
+        let module = match MachineCode::read(&read(&made)?) {
+            Ok(module) => module,
+            Err(message) => return Ok(Err(CompileFailure::Source(vec![nowhere(message)]))),
+        };
+        let tensors = job.spec.read().chain(&job.spec.outputs).map(Tensor::bytes);
+        let subject = Subject {
+            source: job.source,
+            program: &folder.join(PROGRAM),
+            arguments: tensors.chain([scratch_bytes]).collect(),
+            facts: job.facts,
+            module: &module,
+        };
+        let program = match recorder::record(&subject)? {
+            Ok(program) => program,
+            Err(failure) => return Ok(Err(failure)),
         };
         let resources = match self.resources(folder, job.architecture, limits)? {
             Ok(resources) => resources,
             Err(message) => return Ok(Err(CompileFailure::Limit(message))),
         };
-        // They take more room than the library.
-        let _ = std::fs::remove_dir_all(folder.join(KEPT));
+        let cubin = folder.join("candidate.cubin");
+        let moved = std::fs::rename(&made, &cubin);
+        moved.map_err(|error| EvaluatorError::new(format!("{}: {error}", made.display())))?;
         Ok(Ok(Built {
-            artifact: Artifact::Library(library),
-            launches: Vec::new(),
+            artifact: Artifact::Cubin(cubin),
+            program,
             scratch_bytes,
             resources,
             compiler: self.version.clone(),
@@ -97,17 +127,10 @@ impl Nvcc {
 
     fn command(&self, architecture: &str, limits: &Limits) -> Command {
         let mut command = process::limited(&self.program, limits);
-        command.args(Self::options(architecture)).arg("-I.");
+        command.args(self.options(architecture)).arg("-I.");
         // It looks in the folder of its own toolkit after these.
         command.args(self.headers.folders().iter().flat_map(|folder| [OsStr::new("-I"), folder.as_os_str()]));
-        // The runtime is named by its full path, since the wheels lack the name that -lcudart looks for; a library that
-        // knows where it is can be loaded without LD_LIBRARY_PATH.
-        let runtime = self.runtime.display();
-        command.args(["-Xlinker", &runtime.to_string()]);
-        if let Some(folder) = self.runtime.parent() {
-            command.args(["-Xlinker", "-rpath", "-Xlinker", &folder.display().to_string()]);
-        }
-        command.args(["--keep", "--keep-dir", KEPT, diagnostics::SOURCE_NAME, "-o", LIBRARY]);
+        command.args(["--keep", "--keep-dir", KEPT, diagnostics::SOURCE_NAME, "-o", OBJECT]);
         command
     }
 
@@ -121,8 +144,7 @@ impl Nvcc {
     ) -> Result<Result<Vec<KernelResources>, String>, EvaluatorError> {
         let kept = folder.join(KEPT);
         let cubin = kept.join(format!("candidate.{architecture}.cubin"));
-        let bytes = std::fs::read(&cubin);
-        let bytes = bytes.map_err(|error| EvaluatorError::new(format!("{}: {error}", cubin.display())))?;
+        let bytes = read(&cubin)?;
         let file = ElfFile64::<Endianness>::parse(bytes.as_slice());
         let file = file.map_err(|error| EvaluatorError::new(format!("{}: {error}", cubin.display())))?;
         let described =
@@ -141,7 +163,11 @@ impl Nvcc {
     }
 }
 
-const LIBRARY: &str = "candidate.so";
+/// The host code, compiled.
+const OBJECT: &str = "candidate.o";
+
+/// The same, linked to the recorder.
+const PROGRAM: &str = "record";
 
 /// The folder of intermediate files.
 const KEPT: &str = "kept";
@@ -156,6 +182,8 @@ pub struct Job<'a> {
     pub architecture: &'a str,
     /// The task.
     pub spec: &'a TaskSpec,
+    /// The GPU, for what the candidate may ask about it.
+    pub facts: &'a GpuFacts,
 }
 
 impl Job<'_> {
@@ -186,16 +214,24 @@ fn explained(log: &str, job: &Job) -> Vec<Diagnostic> {
     found
 }
 
-/// Looks at the finished library: the symbols it needs, the function it must have, the scratch memory it asks for.
-fn look_at(library: &[u8], job: &Job) -> Result<u64, Vec<Diagnostic>> {
-    let nowhere = |message: String| vec![Diagnostic { line: None, column: None, message }];
-    let file = object::File::parse(library).map_err(|error| nowhere(format!("the library: {error}")))?;
-    let defined =
-        |wanted: &str| file.dynamic_symbols().find(|symbol| symbol.is_definition() && symbol.name() == Ok(wanted));
+fn nowhere(message: String) -> Diagnostic {
+    Diagnostic { line: None, column: None, message }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, EvaluatorError> {
+    std::fs::read(path).map_err(|error| EvaluatorError::new(format!("{}: {error}", path.display())))
+}
+
+/// Looks at the object: the symbols it needs, the function it must have, the scratch memory it asks for.
+fn look_at(object: &[u8], job: &Job) -> Result<u64, Vec<Diagnostic>> {
+    let file = object::File::parse(object).map_err(|error| vec![nowhere(format!("the object: {error}"))])?;
+    let defined = |wanted: &str| {
+        file.symbols().find(|symbol| symbol.is_global() && symbol.is_definition() && symbol.name() == Ok(wanted))
+    };
     if defined("launch").is_none() {
-        return Err(nowhere(format!("there is no function launch: {}", job.prototype())));
+        return Err(vec![nowhere(format!("there is no function launch: {}", job.prototype()))]);
     }
-    let undefined = file.dynamic_symbols().filter(|symbol| symbol.is_undefined());
+    let undefined = file.symbols().filter(|symbol| symbol.is_undefined());
     let faults = audit::refusals(undefined.filter_map(|symbol| symbol.name().ok()), Format::Launch, job.source);
     if !faults.is_empty() {
         return Err(faults);

@@ -65,7 +65,7 @@ impl OwnName {
         match &mut failure {
             CompileFailure::Source(all) => all.iter_mut().for_each(|one| one.message = self.taken_from(&one.message)),
             CompileFailure::Unsupported(one) => one.message = self.taken_from(&one.message),
-            CompileFailure::Limit(_) => {}
+            CompileFailure::Fault(_) | CompileFailure::Limit(_) => {}
         }
         failure
     }

@@ -60,8 +60,12 @@ fn candidate(format: Format, source: &str) -> Candidate {
     Candidate { format, source: source.to_owned(), name: "test".to_owned() }
 }
 
+fn target(architecture: &str) -> Target {
+    Target::Gpu { architecture: architecture.to_owned(), facts: Arc::new(GpuFacts::of_an_h100()) }
+}
+
 fn gpu() -> Target {
-    Target::Gpu { architecture: "sm_90".to_owned() }
+    target("sm_90")
 }
 
 pub fn tensor(name: &str, shape: &[u64], dtype: DataType) -> Tensor {
@@ -103,6 +107,14 @@ fn launch_source(before: &str, body: &str) -> String {
     )
 }
 
+/// Symbol, grid, block, dynamic shared memory and count of parameters.
+type Launched<'a> = (&'a str, [u32; 3], [u32; 3], u32, usize);
+
+fn launched(built: &Built) -> Vec<Launched<'_>> {
+    let launches = built.program.launches();
+    launches.map(|(k, l)| (k.symbol.as_str(), l.grid, l.block, l.shared_bytes, k.parameters.len())).collect()
+}
+
 fn shown(outcome: &Outcome) -> String {
     match outcome {
         Ok(built) => format!("built: {:?}", built.artifact.files().iter().map(|(what, _)| *what).collect::<Vec<_>>()),
@@ -119,9 +131,7 @@ fn shown_diagnostic(found: &Diagnostic) -> String {
 #[test]
 fn a_kernel_becomes_machine_code_with_its_launches() {
     let built = Bench::new().kernel(RELU).unwrap();
-    let expected =
-        Launch { symbol: "relu".to_owned(), grid: [250, 1, 1], block: [256, 1, 1], shared_bytes: 0, arguments: 2 };
-    assert_eq!(built.launches, [expected]);
+    assert_eq!(launched(&built), [("relu", [250, 1, 1], [256, 1, 1], 0, 2)]);
     assert_eq!((built.scratch_bytes, built.resources.len()), (0, 1));
     assert_eq!(built.resources[0].kernel, "relu");
     assert!(built.resources[0].registers > 4);
@@ -146,10 +156,8 @@ TASK_LAUNCH(zulu, task::x_shape[0], (task::x_rank) * 16)
 TASK_SCRATCH(task::x_size * sizeof(float))
 "#;
     let built = Bench::new().kernel(source).unwrap();
-    let seen: Vec<_> =
-        built.launches.iter().map(|l| (l.symbol.as_str(), l.grid, l.block, l.shared_bytes, l.arguments)).collect();
     assert_eq!(
-        seen,
+        launched(&built),
         [
             ("_Z4zuluPKfPfPv", [2, 3, 4], [8, 8, 1], 0, 3),
             ("_Z5alphaPKfPfS1_", [100, 1, 1], [32, 1, 1], 102_400, 3),
@@ -336,7 +344,7 @@ fn what_is_said_of_broken_kernels() {
 }
 
 #[test]
-fn a_launch_candidate_becomes_a_library() {
+fn a_launch_candidate_becomes_machine_code_and_what_it_starts() {
     let source = format!(
         "{}TASK_SCRATCH(task::x_size * 4)\n",
         launch_source(
@@ -346,10 +354,11 @@ fn a_launch_candidate_becomes_a_library() {
     );
     let bench = Bench::new();
     let built = bench.launch(&source).unwrap_or_else(|failure| panic!("{}", shown(&Err(failure))));
-    assert_eq!((built.scratch_bytes, built.launches.len()), (256_000, 0));
+    assert_eq!(built.scratch_bytes, 256_000);
+    assert_eq!(launched(&built), [("_Z1kPKfPf", [1, 1, 1], [32, 1, 1], 0, 2)]);
     assert_eq!(built.resources.iter().map(|kernel| kernel.kernel.as_str()).collect::<Vec<_>>(), ["k"]);
     assert!(built.compiler.starts_with("nvcc cuda_13"), "{}", built.compiler);
-    assert!(matches!(&built.artifact, Artifact::Library(path) if path.is_file()));
+    assert!(matches!(&built.artifact, Artifact::Cubin(path) if path.is_file()));
 }
 
 #[test]
@@ -500,7 +509,7 @@ fn what_was_compiled_is_not_compiled_again() {
     std::fs::write(&path, "damaged").unwrap();
     let again = bench.kernel(RELU).unwrap();
     assert!(std::fs::read(&path).unwrap().starts_with(b"\x7fELF"));
-    assert_eq!(again.launches, first.launches);
+    assert_eq!(again.program, first.program);
 }
 
 #[test]
@@ -511,8 +520,8 @@ fn another_task_or_architecture_is_another_result() {
     let mut task = relu_task();
     task.inputs[0].shape[0] = 128;
     let larger = bench.compiler.compile(&candidate, &task, &gpu()).unwrap().unwrap();
-    assert_eq!(larger.launches[0].grid, [500, 1, 1]);
-    let other = Target::Gpu { architecture: "sm_80".to_owned() };
+    assert_eq!(launched(&larger)[0].1, [500, 1, 1]);
+    let other = target("sm_80");
     let older = bench.compiler.compile(&candidate, &relu_task(), &other).unwrap().unwrap();
     assert_ne!(older.artifact, first.artifact);
 }
@@ -551,10 +560,10 @@ fn the_cpu_device_gets_the_same_header_and_cache() {
     let mut task = relu_task();
     let first = compile(&task);
     assert_eq!(compile(&task), first, "even the seconds are those of then");
-    assert_eq!(first.launches[0].grid, [250, 1, 1], "the header says how many elements there are");
+    assert_eq!(launched(&first)[0].1, [250, 1, 1], "the header says how many elements there are");
     assert!(first.artifact.files().iter().all(|(_, path)| path.starts_with(folder.path())));
     task.inputs[0].shape[0] = 128;
-    assert_eq!(compile(&task).launches[0].grid, [500, 1, 1]);
+    assert_eq!(launched(&compile(&task))[0].1, [500, 1, 1]);
 }
 
 /// Prints how many sources a second are compiled; `cargo test … throughput -- --ignored --nocapture`.

@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 use super::lane::{Lane, Runner};
 use super::random::Choices;
 use super::verify::is_right;
-use crate::compile::{Artifact, Built};
-use crate::fault::{EvaluatorError, Fault, FaultKind};
+use crate::compile::Built;
+use crate::fault::{EvaluatorError, Fault};
 use crate::gate::{Gate, Shared};
 use crate::profile::roofline::of_task;
 use crate::profile::trials::{Decision, EVENT_STEP_MS, Plan, Trials, median};
 use crate::reference::{Described, Layout, Task, TaskError};
 use crate::reward::FASTER;
-use crate::runner::Arguments;
 use crate::runner::gpu::GpuRunner;
 use crate::verdict::{self, Compared, Failure, Performance};
 
@@ -33,6 +32,9 @@ const HALF_WIDTH: f64 = 0.02;
 
 /// Runs that CUPTI looks at; only one where that finds nothing remarkable.
 const LOOKS: usize = 3;
+
+/// What the clock of the kernels is called among what is missing.
+const KERNEL_CLOCK: &str = "kernel_ms";
 
 /// What two clocks may differ by on the same work, as a share. Kernels that CUPTI watches were up to 5 % slower on an H200
 /// than between two events.
@@ -112,36 +114,32 @@ fn measure(lane: &mut Lane, gate: Option<&Gate>, timing: &Timing) -> Step<Perfor
         limit: timing.limit,
         choices: Choices(timing.seed),
         surely_closely: WARM_UP + (Choices(!timing.seed).next() % u64::from(timing.max_trials.clamp(1, 4))) as u32,
-        watched: Vec::new(),
-        is_tainted: matches!(timing.built.artifact, Artifact::Library(_)),
     };
     let _alone = gate.map(Gate::alone);
     let start = Instant::now();
     let trials = proceed!(clock.trials(timing.max_trials));
     let candidate_ms = trials.candidate_ms().unwrap_or_default();
-    let outside_ms = match timing.built.artifact {
-        Artifact::Library(_) => Some(proceed!(clock.outside(candidate_ms)).max(clock.watched_ms())),
-        _ => None,
-    };
-    let kernel_ms = proceed!(clock.kernel_ms(candidate_ms));
+    let kernel_ms = proceed!(clock.kernel_ms(trials.count() as u32 + WARM_UP, candidate_ms));
     let Clock { baselines, .. } = clock;
-    let beside = Beside { outside_ms, kernel_ms, alone_s: start.elapsed().as_secs_f64() };
+    let mut missing = missing;
+    if kernel_ms.is_none() {
+        missing.insert(KERNEL_CLOCK.to_owned(), "CUPTI is not here, or did not see all of the work".to_owned());
+    }
+    let beside = Beside { kernel_ms, alone_s: start.elapsed().as_secs_f64() };
     Ok(Ok(performance(timing, &trials, &beside, &baselines, missing)))
 }
 
-/// What is known besides the trials: other clocks, and how long all of it took.
+/// What is known besides the trials: another clock, and how long all of it took.
 struct Beside {
-    outside_ms: Option<f64>,
     kernel_ms: Option<f64>,
     alone_s: f64,
 }
 
 impl Beside {
-    /// The slowest counts. Where a run is nothing but one kernel after another, its kernels' sum is the same figure by
+    /// The slower counts. Where a run is nothing but one kernel after another, its kernels' sum is the same figure by
     /// another clock, and only noise can make it the larger: that is not to count.
     fn slowest(&self, inside_ms: f64) -> f64 {
-        let kernels = self.kernel_ms.filter(|kernel_ms| is_clearly_larger(*kernel_ms, inside_ms));
-        [self.outside_ms, kernels].into_iter().flatten().fold(inside_ms, f64::max)
+        self.kernel_ms.filter(|kernel_ms| is_clearly_larger(*kernel_ms, inside_ms)).unwrap_or(inside_ms)
     }
 }
 
@@ -157,7 +155,6 @@ fn performance(
     missing: BTreeMap<String, String>,
 ) -> Performance {
     let inside_ms = trials.candidate_ms().unwrap_or_default();
-    // The slower counts; what the process says of itself is scaled to what was seen from outside.
     let candidate_ms = beside.slowest(inside_ms);
     let scale = inside_ms / candidate_ms;
     let compared = |index: usize| {
@@ -168,7 +165,6 @@ fn performance(
     let each = baselines.iter().enumerate().filter_map(|(index, name)| Some((name.clone(), compared(index)?)));
     Performance {
         candidate_ms,
-        outside_ms: beside.outside_ms,
         kernel_ms: beside.kernel_ms,
         baselines: each.collect(),
         missing,
@@ -209,16 +205,6 @@ fn prepare(lane: &mut Lane, shared: Option<&Shared>, timing: &Timing) -> Step<Pr
     Ok(Ok((layout, baselines, missing)))
 }
 
-fn is_a_time(ms: f64) -> bool {
-    ms.is_finite() && ms > 0.0
-}
-
-/// Host code that runs beside the events can forge them.
-fn no_time(ms: f64) -> Fault {
-    let message = format!("its process reported a run of {ms} ms, which the candidate must have made up");
-    Fault { kind: FaultKind::Crash, message, line: None }
-}
-
 struct Clock<'a> {
     lane: &'a mut Lane,
     layout: Layout,
@@ -227,17 +213,11 @@ struct Clock<'a> {
     choices: Choices,
     /// A trial whose result is held to the bounds of the checks, whatever chance says of the others.
     surely_closely: u32,
-    /// For `launch` candidates: milliseconds by our own watch of each timed call, and of one without a launch beside it.
-    watched: Vec<(f64, f64)>,
-    is_tainted: bool,
 }
 
 /// Of so many timed results one is judged as a whole, by the same bounds as in the checks. The others are compared with
 /// eager's, which is quicker and forgives twice as much: a candidate cannot know which, so it is exact in all or found out.
 const LOOK_CLOSELY: u64 = 8;
-
-/// What our watch may be off by, in milliseconds: two messages through pipes.
-const WATCH_SLACK_MS: f64 = 0.1;
 
 impl Clock<'_> {
     /// Times of the candidate, and of each baseline beside it.
@@ -248,9 +228,6 @@ impl Clock<'_> {
             let (candidate, baselines) = proceed!(self.trial(trial));
             if trial < WARM_UP {
                 continue;
-            }
-            if self.is_tainted && !is_a_time(candidate) {
-                return Ok(Err(no_time(candidate).into()));
             }
             if !trials.push(candidate, &baselines) {
                 return Err(EvaluatorError::new(format!("the clock gave {candidate} ms beside {baselines:?} ms")));
@@ -263,12 +240,7 @@ impl Clock<'_> {
     }
 
     fn trial(&mut self, trial: u32) -> Step<(f64, Vec<f64>)> {
-        let set = trial as usize % self.layout.sets.len();
-        let (drawn, pattern) = (FIRST_TRIAL + 1 + trial, (trial % 2) as u8);
-        match self.choices.next().is_multiple_of(LOOK_CLOSELY) || trial == self.surely_closely {
-            true => proceed!(self.lane.reference()?.draw(set, drawn, pattern, false)),
-            false => proceed!(self.lane.reference()?.draw_quickly(set, drawn, pattern)),
-        }
+        let set = proceed!(self.draw(trial));
         let mut order: Vec<usize> = (0..=self.baselines.len()).collect();
         self.choices.shuffle(&mut order);
         let (mut candidate, mut baselines) = (0.0, vec![0.0; self.baselines.len()]);
@@ -278,54 +250,44 @@ impl Clock<'_> {
                 Some(index) => baselines[index] = proceed!(self.lane.reference()?.time(&self.baselines[index], set)),
             }
         }
+        proceed!(self.judge(trial, set));
+        Ok(Ok((candidate, baselines)))
+    }
+
+    /// New inputs and poison at the next place; whether the result is judged as a whole is drawn.
+    fn draw(&mut self, trial: u32) -> Step<usize> {
+        let set = trial as usize % self.layout.sets.len();
+        let (drawn, pattern) = (FIRST_TRIAL + 1 + trial, (trial % 2) as u8);
+        match self.choices.next().is_multiple_of(LOOK_CLOSELY) || trial == self.surely_closely {
+            true => proceed!(self.lane.reference()?.draw(set, drawn, pattern, false)),
+            false => proceed!(self.lane.reference()?.draw_quickly(set, drawn, pattern)),
+        }
+        Ok(Ok(set))
+    }
+
+    fn judge(&mut self, trial: u32, set: usize) -> Step<()> {
         let judgement = proceed!(self.lane.reference()?.judge(set));
         match is_right(&judgement) {
-            true => Ok(Ok((candidate, baselines))),
+            true => Ok(Ok(())),
             false => Ok(Err(Timed::Wrong(Failure { input: trial + 1, timed: true, judgement }))),
         }
     }
 
     fn candidate(&mut self, set: usize) -> Result<Result<f64, Fault>, EvaluatorError> {
         let (arguments, limit) = (self.layout.sets[set].clone(), self.limit);
-        if !self.is_tainted {
-            return self.runner()?.time(&arguments, limit);
-        }
-        let start = Instant::now();
-        proceed!(self.runner()?.time_nothing(limit));
-        let nothing = start.elapsed();
-        let start = Instant::now();
-        let ms = proceed!(self.runner()?.time(&arguments, limit));
-        self.watched.push((start.elapsed().as_secs_f64() * 1e3, nothing.as_secs_f64() * 1e3));
-        Ok(Ok(ms))
+        self.runner()?.time(&arguments, limit)
     }
 
-    /// The time of the judged runs by our own watch, less what a call takes anyway: whoever computes on a stream of its own
-    /// escapes the events, but not this.
-    fn watched_ms(&self) -> f64 {
-        let differences: Vec<f64> = self.watched.iter().map(|(with, without)| with - without).collect();
-        median(&differences).map_or(0.0, |ms| (ms - WATCH_SLACK_MS).max(0.0))
-    }
-
-    /// The candidate's time by a watch that its process cannot touch: the slope between K and 2 K launches in a row.
-    fn outside(&mut self, median_ms: f64) -> Result<Result<f64, Fault>, EvaluatorError> {
-        let count = (20.0 / median_ms.max(0.001)).clamp(8.0, 2000.0) as u32;
-        let mut slopes = Vec::new();
-        for round in 0..5 {
-            let arguments = self.layout.sets[round % self.layout.sets.len()].clone();
-            let once = proceed!(self.watch(&arguments, count));
-            let twice = proceed!(self.watch(&arguments, 2 * count));
-            slopes.push((twice - once) / f64::from(count));
-        }
-        slopes.sort_by(f64::total_cmp);
-        Ok(Ok(slopes[slopes.len() / 2].max(0.0)))
-    }
-
-    /// The summed time of the candidate's kernels and copies: what runs on several streams at once is counted in full.
-    fn kernel_ms(&mut self, inside_ms: f64) -> Result<Result<Option<f64>, Fault>, EvaluatorError> {
+    /// The summed time of the candidate's kernels, copies and fills. These runs are trials like the others to the
+    /// candidate: new inputs, poison before, a judgement after.
+    fn kernel_ms(&mut self, first_trial: u32, inside_ms: f64) -> Step<Option<f64>> {
         let mut sums = Vec::new();
-        for look in 0..LOOKS {
-            let (arguments, limit) = (self.layout.sets[look % self.layout.sets.len()].clone(), self.limit);
-            sums.extend(proceed!(self.runner()?.activity(&arguments, limit)));
+        for trial in (first_trial..).take(LOOKS) {
+            let set = proceed!(self.draw(trial));
+            let (arguments, limit) = (self.layout.sets[set].clone(), self.limit);
+            let Some(sum) = proceed!(self.runner()?.activity(&arguments, limit)) else { return Ok(Ok(None)) };
+            proceed!(self.judge(trial, set));
+            sums.push(sum);
             if sums.iter().all(|sum| !is_clearly_larger(*sum, inside_ms)) {
                 break;
             }
@@ -338,11 +300,5 @@ impl Clock<'_> {
             Runner::Gpu(runner) => Ok(runner),
             Runner::Cpu { .. } => Err(EvaluatorError::new("the CPU device has no clock")),
         }
-    }
-
-    fn watch(&mut self, arguments: &Arguments, count: u32) -> Result<Result<f64, Fault>, EvaluatorError> {
-        let limit = self.limit.max(Duration::from_secs(30));
-        let start = Instant::now();
-        Ok(self.runner()?.repeat(arguments, count, limit)?.map(|()| start.elapsed().as_secs_f64() * 1e3))
     }
 }

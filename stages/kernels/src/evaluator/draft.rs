@@ -77,7 +77,7 @@ impl Draft {
         self.verdict.task_error = Some(error);
     }
 
-    /// It is no program.
+    /// It is no program, or none that can be recorded.
     pub fn not_compiled(mut self, failure: CompileFailure) -> Self {
         let (outcome, diagnostics, message) = match failure {
             CompileFailure::Source(diagnostics) => {
@@ -89,6 +89,10 @@ impl Draft {
                 (Outcome::Unsupported, vec![diagnostic], message)
             }
             CompileFailure::Limit(message) => (Outcome::CompileError, Vec::new(), message),
+            CompileFailure::Fault(fault) => {
+                self.set_fault(fault);
+                return self;
+            }
         };
         (self.verdict.outcome, self.verdict.diagnostics, self.verdict.message) = (outcome, diagnostics, message);
         self

@@ -1,5 +1,6 @@
 //! One verdict: compiled, checked, watched by tools if that was asked, and timed.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::clock::{self, Timed, Timing};
@@ -44,7 +45,7 @@ impl Job<'_> {
         };
         draft.verdict.device = Some(described.device.clone());
         let start = Instant::now();
-        let compiled = self.evaluator.compiler.compile(self.candidate, &described.spec, &target(&described))?;
+        let compiled = self.evaluator.compiler.compile(self.candidate, &described.spec, &target(&described)?)?;
         draft.verdict.seconds.compile = start.elapsed().as_secs_f64();
         let built = match compiled {
             Ok(built) => built,
@@ -131,7 +132,7 @@ fn tidy(lane: &mut Lane, built: &Built, lost: bool) {
     match &built.artifact {
         // Only device code ran; the next load unloads it.
         Artifact::Cubin(_) => {}
-        Artifact::Library(_) | Artifact::Host { .. } => lane.discard_runner(),
+        Artifact::Host { .. } => lane.discard_runner(),
     }
 }
 
@@ -141,9 +142,10 @@ impl From<&Built> for Compiled {
     }
 }
 
-fn target(described: &Described) -> Target {
-    match described.device.compute_capability {
-        Some([major, minor]) => Target::Gpu { architecture: format!("sm_{major}{minor}") },
-        None => Target::Cpu,
-    }
+fn target(described: &Described) -> Result<Target, EvaluatorError> {
+    let Some([major, minor]) = described.device.compute_capability else { return Ok(Target::Cpu) };
+    let facts = described.gpu.clone();
+    let facts =
+        facts.map(Arc::new).ok_or_else(|| EvaluatorError::new("the reference doesn't say what its GPU can do"))?;
+    Ok(Target::Gpu { architecture: format!("sm_{major}{minor}"), facts })
 }

@@ -37,6 +37,7 @@ use crate::runner::gpu::GpuRunners;
 use crate::verdict::Verdict;
 
 pub use self::baselines::{Baseline, Profiled, Wanted};
+pub(crate) use self::random::Choices;
 pub use self::random::secret;
 
 /// Where candidates run.
@@ -122,7 +123,6 @@ impl Evaluator {
         let runners = GpuRunners {
             executable: setup.executable.clone(),
             gpu: String::new(),
-            preload: toolkit.runtime().map(Path::to_owned).into_iter().collect(),
             cupti: toolkit.cupti().map(Path::to_owned),
         };
         let compiler = compiler(setup, toolkit)?;

@@ -180,7 +180,8 @@ TASK_LAUNCH(second, dim3(10), dim3(100, 1), 400)
     let (_folder, built) = build(Format::Kernel, source, &task);
     let built = built.expect("it compiles");
     assert_eq!(built.scratch_bytes, 40);
-    let launches = built.launches.iter().map(|l| (&*l.symbol, l.grid, l.block, l.shared_bytes, l.arguments));
+    let launches =
+        built.program.launches().map(|(k, l)| (&*k.symbol, l.grid, l.block, l.shared_bytes, k.parameters.len()));
     let expected = [("first", [1, 1, 1], [32, 1, 1], 0, 3), ("second", [10, 1, 1], [100, 1, 1], 400, 3)];
     assert_eq!(launches.collect::<Vec<_>>(), expected);
     let expected = (0..1000).map(|i| whole_numbers(10)[i % 100 % 10]).collect::<Vec<_>>();

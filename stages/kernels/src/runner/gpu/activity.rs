@@ -39,8 +39,9 @@ impl Watch {
         Some(Self)
     }
 
-    /// Milliseconds of all work that `run` gave to the GPU. It must wait for its end. `None` where nothing was seen.
-    pub fn milliseconds<E>(&self, run: impl FnOnce() -> Result<(), E>) -> Result<Option<f64>, E> {
+    /// Milliseconds of all work that `run` gave to the GPU, which are `steps` pieces. It must wait for its end. `None` where
+    /// CUPTI did not see all of them: what it missed would count for nothing.
+    pub fn milliseconds<E>(&self, steps: usize, run: impl FnOnce() -> Result<(), E>) -> Result<Option<f64>, E> {
         *seen() = (0, 0);
         let started = WORK.into_iter().try_for_each(activity::enable);
         let ran = run();
@@ -49,7 +50,7 @@ impl Watch {
         ran?;
         let is_whole = started.is_ok() && ended.is_ok() && stopped.iter().all(Result::is_ok);
         let (nanoseconds, pieces) = *seen();
-        Ok((is_whole && pieces > 0).then_some(nanoseconds as f64 / 1e6))
+        Ok((is_whole && pieces as usize >= steps).then_some(nanoseconds as f64 / 1e6))
     }
 }
 

@@ -1,10 +1,11 @@
 //! The runner of the GPU: a child process that holds a CUDA context and launches candidates.
 //!
-//! A `kernel` candidate is device code only, so the child runs nothing but our own host code and its context serves one
-//! candidate after another until a fault spoils it. A `launch` candidate brings host code: its child is used once.
+//! Of a candidate it gets machine code and a program of launches, fills and copies: no host code of a candidate ever runs
+//! here, and the context serves one candidate after another until a fault spoils it.
 //! Expected outputs never reach this process; buffers lie in the arena, which the reference made and judges.
 
 mod activity;
+mod replay;
 mod server;
 
 use std::path::PathBuf;
@@ -17,8 +18,9 @@ pub use server::main;
 
 use super::{Arguments, Spans};
 use crate::child::process::{Ended, Process};
-use crate::compile::{Artifact, Built, Launch};
+use crate::compile::{Artifact, Built};
 use crate::fault::{EvaluatorError, Fault, FaultKind};
+use crate::program::Program;
 
 /// What the parent asks; each is answered once.
 #[derive(Debug, Serialize, Deserialize)]
@@ -27,16 +29,12 @@ enum Ask {
     /// Map the arena; the one before is unmapped.
     Open { ipc_handle: String, bytes: u64 },
     /// Load a candidate; the one before is unloaded.
-    Load { artifact: Artifact, launches: Vec<Launch>, preload: Vec<PathBuf> },
-    /// Launch once and wait.
+    Load { artifact: Artifact, program: Program },
+    /// Run its program once and wait.
     Run { arguments: Spans },
-    /// Launch once behind a flush of the L2 cache, between two events.
+    /// Run it once behind a flush of the L2 cache, between two events.
     Time { arguments: Spans },
-    /// All of that but the launch: what the parent's watch must take off.
-    Nothing,
-    /// Launch so often without a pause and wait: the parent holds the watch.
-    Repeat { arguments: Spans, count: u32 },
-    /// Launch once with cold caches while CUPTI, which is in that library, looks on.
+    /// Run it once with cold caches while CUPTI, which is in that library, looks on.
     Activity { arguments: Spans, cupti: PathBuf },
 }
 
@@ -61,8 +59,6 @@ pub struct GpuRunners {
     pub executable: PathBuf,
     /// The GPU's UUID, or its index.
     pub gpu: String,
-    /// Libraries that `launch` candidates need, to be loaded first.
-    pub preload: Vec<PathBuf>,
     /// CUPTI's library, where there is one.
     pub cupti: Option<PathBuf>,
 }
@@ -70,12 +66,9 @@ pub struct GpuRunners {
 /// A child with a context.
 pub struct GpuRunner {
     process: Process,
-    preload: Vec<PathBuf>,
     cupti: Option<PathBuf>,
     /// The arena that it has mapped.
     arena: Option<(String, u64)>,
-    /// Whether a candidate's own code runs in it, which can write answers.
-    is_tainted: bool,
 }
 
 /// Making a context takes 0.1 s on an idle machine, and many times that when dozens are made at once.
@@ -109,8 +102,7 @@ impl GpuRunners {
         }
         let process = Process::start(&mut command)
             .map_err(|error| EvaluatorError::new(format!("{}: {error}", self.executable.display())))?;
-        let (preload, cupti) = (self.preload.clone(), self.cupti.clone());
-        let mut runner = GpuRunner { process, preload, cupti, arena: None, is_tainted: false };
+        let mut runner = GpuRunner { process, cupti: self.cupti.clone(), arena: None };
         let line = runner.process.line(START_LIMIT).map_err(|ended| EvaluatorError::new(lost("a runner", &ended)))?;
         match serde_json::from_str(&line) {
             Ok(Answer::Ready { .. }) => Ok(runner),
@@ -149,9 +141,7 @@ impl GpuRunner {
 
     /// Loads a candidate.
     pub fn load(&mut self, built: &Built, limit: Duration) -> Result<Result<(), Fault>, EvaluatorError> {
-        let (artifact, launches) = (built.artifact.clone(), built.launches.clone());
-        self.is_tainted |= matches!(artifact, Artifact::Library(_));
-        let ask = Ask::Load { artifact, launches, preload: self.preload.clone() };
+        let ask = Ask::Load { artifact: built.artifact.clone(), program: built.program.clone() };
         Ok(self.ask(&ask, limit)?.map(drop))
     }
 
@@ -162,16 +152,15 @@ impl GpuRunner {
 
     /// Milliseconds of GPU time of one run with cold caches.
     pub fn time(&mut self, arguments: &Arguments, limit: Duration) -> Result<Result<f64, Fault>, EvaluatorError> {
-        self.ask_time(&Ask::Time { arguments: arguments.spans() }, limit)
+        match self.ask(&Ask::Time { arguments: arguments.spans() }, limit)? {
+            Ok(Some(ms)) => Ok(Ok(ms)),
+            Ok(None) => Err(EvaluatorError::new("a runner answered without a time")),
+            Err(fault) => Ok(Err(fault)),
+        }
     }
 
-    /// The same without a run.
-    pub fn time_nothing(&mut self, limit: Duration) -> Result<Result<f64, Fault>, EvaluatorError> {
-        self.ask_time(&Ask::Nothing, limit)
-    }
-
-    /// Summed milliseconds of everything that the GPU does for one run with cold caches, on whatever stream. `None` where
-    /// CUPTI is missing or sees nothing.
+    /// Summed milliseconds of everything that the GPU does for one run with cold caches. `None` where CUPTI is missing, or
+    /// did not see all of it.
     pub fn activity(
         &mut self,
         arguments: &Arguments,
@@ -183,16 +172,6 @@ impl GpuRunner {
         self.ask(&Ask::Activity { arguments: arguments.spans(), cupti }, limit)
     }
 
-    /// Runs `count` times; the caller times this call.
-    pub fn repeat(
-        &mut self,
-        arguments: &Arguments,
-        count: u32,
-        limit: Duration,
-    ) -> Result<Result<(), Fault>, EvaluatorError> {
-        Ok(self.ask(&Ask::Repeat { arguments: arguments.spans(), count }, limit)?.map(drop))
-    }
-
     /// Whether it can serve another candidate.
     pub fn is_usable(&self) -> bool {
         self.process.is_alive()
@@ -201,14 +180,6 @@ impl GpuRunner {
     /// Lets it end by itself.
     pub fn finish(self, limit: Duration) {
         let _ = self.process.finish(limit);
-    }
-
-    fn ask_time(&mut self, ask: &Ask, limit: Duration) -> Result<Result<f64, Fault>, EvaluatorError> {
-        match self.ask(ask, limit)? {
-            Ok(Some(ms)) => Ok(Ok(ms)),
-            Ok(None) => Ok(Err(self.nonsense("no time"))),
-            Err(fault) => Ok(Err(fault)),
-        }
     }
 
     fn ask(&mut self, ask: &Ask, limit: Duration) -> Result<Result<Option<f64>, Fault>, EvaluatorError> {
@@ -227,27 +198,24 @@ impl GpuRunner {
             Err(ended) => return Ok(Err(self.died(&ended, limit))),
         };
         match serde_json::from_str(&line) {
-            Ok(Answer::Done { ms }) if ms.is_none_or(f64::is_finite) => Ok(Ok(ms)),
-            Ok(Answer::Fault(fault)) if fault.kind != FaultKind::Unsupported => {
+            Ok(Answer::Done { ms }) => Ok(Ok(ms)),
+            Ok(Answer::Fault(fault)) => {
                 // After a fault in a kernel every later call in that context fails too.
                 if fault.kind != FaultKind::Launch {
                     self.process.kill();
                 }
                 Ok(Err(fault))
             }
-            Ok(Answer::Error(message)) if !self.is_tainted => {
+            Ok(Answer::Error(message)) => {
                 self.process.kill();
                 Err(EvaluatorError::new(message))
             }
-            _ => Ok(Err(self.nonsense(&line))),
+            Ok(Answer::Ready { .. }) | Err(_) => {
+                self.process.kill();
+                let line: String = line.chars().take(200).collect();
+                Err(EvaluatorError::new(format!("a runner answered `{line}`")))
+            }
         }
-    }
-
-    /// Only a `launch` candidate's own code, or what it did to its process, can have written this.
-    fn nonsense(&mut self, line: &str) -> Fault {
-        self.process.kill();
-        let line: String = line.chars().take(200).collect();
-        Fault { kind: FaultKind::Crash, message: format!("its runner answered `{line}`"), line: None }
     }
 
     fn died(&mut self, ended: &Ended, limit: Duration) -> Fault {

@@ -1,35 +1,36 @@
 //! The child's side: one CUDA context, one candidate at a time. Only the driver's API is used, through cudarc.
 #![expect(unsafe_code, reason = "the driver's API takes raw handles and addresses")]
 
-use std::ffi::{CString, c_void};
 use std::io::BufRead;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cudarc::driver::{result, sys};
-use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW, Symbol};
 
 use super::activity::Watch;
+use super::replay::Loaded;
 use super::{Answer, Ask, PRIVATE};
 use crate::child::answers::Answers;
-use crate::compile::{Artifact, Launch};
+use crate::compile::Artifact;
 use crate::fault::{Fault, FaultKind};
+use crate::program::Program;
 use crate::runner::Spans;
 
-/// The function that the generated header makes of a `launch` candidate: arguments by address, then the stream.
-type Entry = unsafe extern "C" fn(*const *mut c_void, sys::CUstream) -> i32;
-
-/// Launches that the time of one flush hides; enqueuing one takes about 3 µs, the flush some 60 µs.
-const LAUNCHES_PER_FLUSH: usize = 12;
+/// Steps of a program that the time of one flush hides; enqueuing one takes about 3 µs, the flush some 60 µs.
+const STEPS_PER_FLUSH: usize = 12;
 
 /// A GPU whose L2 cannot be told is flushed with this.
 const DEFAULT_FLUSH: usize = 256 << 20;
 
-enum Failure {
+/// Why there is no answer.
+pub enum Failure {
+    /// The candidate's fault.
     Fault(Fault),
+    /// The machine's.
     Error(String),
 }
 
-type Outcome<T> = Result<T, Failure>;
+/// Of a step.
+pub type Outcome<T> = Result<T, Failure>;
 
 /// Runs the child: lines on standard input, answers on what was standard output.
 pub fn main() -> u8 {
@@ -80,23 +81,12 @@ struct Server {
     flush: Option<(sys::CUdeviceptr, usize)>,
     flush_bytes: usize,
     arena: Option<(sys::CUdeviceptr, u64)>,
-    program: Option<Program>,
-    preloaded: Vec<PathBuf>,
+    program: Option<Loaded>,
     shared_limit: i32,
     /// CUPTI, once it was asked for and where it can be had.
     watch: Option<Option<Watch>>,
     /// Whether each argument gets an allocation of its own.
     is_private: bool,
-}
-
-enum Program {
-    Module { module: sys::CUmodule, kernels: Vec<Kernel> },
-    Library { entry: Symbol<Entry>, _library: Library },
-}
-
-struct Kernel {
-    function: sys::CUfunction,
-    launch: Launch,
 }
 
 impl Server {
@@ -122,7 +112,6 @@ impl Server {
             || result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(|e| machine("cuEventCreate", e));
         Ok(Self {
             device: result::device::get_name(device).map_err(|e| machine("cuDeviceGetName", e))?,
-            // It waits for the default stream and is waited for: a `launch` candidate may forget to name its stream.
             stream: result::stream::create(result::stream::StreamKind::Default)
                 .map_err(|e| machine("cuStreamCreate", e))?,
             events: [event()?, event()?],
@@ -130,7 +119,6 @@ impl Server {
             flush_bytes: l2.ok().filter(|bytes| *bytes > 0).map_or(DEFAULT_FLUSH, |bytes| 4 * bytes as usize),
             arena: None,
             program: None,
-            preloaded: Vec::new(),
             shared_limit: shared.unwrap_or(48 << 10),
             watch: None,
             is_private: std::env::args().any(|argument| argument == PRIVATE),
@@ -140,15 +128,10 @@ impl Server {
     fn serve(&mut self, ask: Ask) -> Outcome<Option<f64>> {
         match ask {
             Ask::Open { ipc_handle, bytes } => self.open(&ipc_handle, bytes)?,
-            Ask::Load { artifact, launches, preload } => {
-                self.preload(&preload)?;
-                self.load(&artifact, launches)?;
-            }
+            Ask::Load { artifact, program } => self.load(&artifact, program)?,
             Ask::Run { arguments } if self.is_private => self.run_privately(&arguments)?,
-            Ask::Run { arguments } => self.repeat(&arguments, 1)?,
-            Ask::Time { arguments } => return self.time(Some(&arguments)).map(Some),
-            Ask::Nothing => return self.time(None).map(Some),
-            Ask::Repeat { arguments, count } => self.repeat(&arguments, count)?,
+            Ask::Run { arguments } => self.run(&arguments)?,
+            Ask::Time { arguments } => return self.time(&arguments).map(Some),
             Ask::Activity { arguments, cupti } => return self.activity(&arguments, &cupti),
         }
         Ok(None)
@@ -161,8 +144,9 @@ impl Server {
         }
         self.evict_caches(1)?;
         self.synchronize()?;
+        let steps = self.loaded()?.steps();
         match self.watch.as_ref().and_then(Option::as_ref) {
-            Some(watch) => watch.milliseconds(|| self.repeat(arguments, 1)),
+            Some(watch) => watch.milliseconds(steps, || self.run(arguments)),
             None => Ok(None),
         }
     }
@@ -186,62 +170,20 @@ impl Server {
         Ok(())
     }
 
-    fn preload(&mut self, libraries: &[PathBuf]) -> Outcome<()> {
-        for path in libraries {
-            if self.preloaded.contains(path) {
-                continue;
-            }
-            // SAFETY: the toolkit's own libraries; they stay loaded.
-            let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
-            let library = library.map_err(|error| Failure::Error(format!("{}: {error}", path.display())))?;
-            std::mem::forget(library);
-            self.preloaded.push(path.clone());
+    fn load(&mut self, artifact: &Artifact, program: Program) -> Outcome<()> {
+        if let Some(loaded) = self.program.take() {
+            loaded.unload();
         }
+        let Artifact::Cubin(path) = artifact else {
+            return Err(Failure::Error("a program for the CPU device was sent to a GPU".into()));
+        };
+        let cubin = std::fs::read(path).map_err(|error| Failure::Error(format!("{}: {error}", path.display())))?;
+        self.program = Some(Loaded::load(&cubin, program, self.shared_limit)?);
         Ok(())
     }
 
-    fn load(&mut self, artifact: &Artifact, launches: Vec<Launch>) -> Outcome<()> {
-        if let Some(Program::Module { module, .. }) = self.program.take() {
-            // SAFETY: nothing of it runs any more: every run ends with a synchronisation.
-            let _ = unsafe { result::module::unload(module) };
-        }
-        self.program = Some(match artifact {
-            Artifact::Cubin(path) => self.load_module(path, launches)?,
-            Artifact::Library(path) => load_library(path)?,
-            Artifact::Host { .. } => {
-                return Err(Failure::Error("a program for the CPU device was sent to a GPU".into()));
-            }
-        });
-        Ok(())
-    }
-
-    fn load_module(&self, path: &Path, launches: Vec<Launch>) -> Outcome<Program> {
-        let image = std::fs::read(path).map_err(|error| Failure::Error(format!("{}: {error}", path.display())))?;
-        // SAFETY: the image outlives the call, and cubins carry their own length.
-        let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
-        let module = module.map_err(|error| fault(FaultKind::Launch, "the module could not be loaded", error))?;
-        let kernels = launches.into_iter().map(|launch| self.kernel(module, launch)).collect::<Outcome<_>>()?;
-        Ok(Program::Module { module, kernels })
-    }
-
-    fn kernel(&self, module: sys::CUmodule, launch: Launch) -> Outcome<Kernel> {
-        let name = CString::new(launch.symbol.as_str()).map_err(|error| Failure::Error(error.to_string()))?;
-        // SAFETY: the module is loaded.
-        let function = unsafe { result::module::get_function(module, name) };
-        let function =
-            function.map_err(|error| fault(FaultKind::Launch, &format!("no kernel `{}`", launch.symbol), error))?;
-        if launch.shared_bytes > 48 << 10 {
-            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function is valid; the driver checks the size.
-            let set =
-                unsafe { result::function::set_function_attribute(function, attribute, launch.shared_bytes as i32) };
-            let what = format!(
-                "{} asks for {} bytes of dynamic shared memory, a block of this GPU has {}",
-                launch.symbol, launch.shared_bytes, self.shared_limit
-            );
-            set.map_err(|error| fault(FaultKind::Launch, &what, error))?;
-        }
-        Ok(Kernel { function, launch })
+    fn loaded(&self) -> Outcome<&Loaded> {
+        self.program.as_ref().ok_or_else(|| Failure::Error("no candidate is loaded".into()))
     }
 
     /// The device addresses of the arguments; spans outside the arena are the parent's mistake.
@@ -254,61 +196,8 @@ impl Server {
         }
     }
 
-    fn enqueue(&self, addresses: &mut [sys::CUdeviceptr]) -> Outcome<()> {
-        match &self.program {
-            Some(Program::Module { kernels, .. }) => {
-                kernels.iter().try_for_each(|kernel| self.launch(kernel, addresses))
-            }
-            Some(Program::Library { entry, .. }) => self.call(entry, addresses),
-            None => Err(Failure::Error("no candidate is loaded".into())),
-        }
-    }
-
-    fn launch(&self, kernel: &Kernel, addresses: &mut [sys::CUdeviceptr]) -> Outcome<()> {
-        let launch = &kernel.launch;
-        let mut parameters: Vec<*mut c_void> = addresses
-            .iter_mut()
-            .take(launch.arguments as usize)
-            .map(|address| std::ptr::from_mut(address).cast())
-            .collect();
-        if parameters.len() != launch.arguments as usize {
-            return Err(Failure::Error(format!("{} takes {} arguments", launch.symbol, launch.arguments)));
-        }
-        let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
-        // SAFETY: as many parameters as the kernel takes, each an address; they are copied before the call returns.
-        unsafe {
-            result::launch_kernel(
-                kernel.function,
-                (gx, gy, gz),
-                (bx, by, bz),
-                launch.shared_bytes,
-                self.stream,
-                &mut parameters,
-            )
-        }
-        .map_err(|error| {
-            let shape = format!(
-                "grid ({gx}, {gy}, {gz}), block ({bx}, {by}, {bz}), {} bytes of shared memory",
-                launch.shared_bytes
-            );
-            launch_failure(&format!("{} could not be launched with {shape}", launch.symbol), error)
-        })
-    }
-
-    fn call(&self, entry: &Symbol<Entry>, addresses: &[sys::CUdeviceptr]) -> Outcome<()> {
-        let pointers: Vec<*mut c_void> = addresses.iter().map(|address| *address as *mut c_void).collect();
-        // SAFETY: none can be given: this is the candidate's code, which is why this process holds nothing of worth.
-        match unsafe { entry(pointers.as_ptr(), self.stream) } {
-            0 => Ok(()),
-            code => Err(runtime_failure(code)),
-        }
-    }
-
-    fn repeat(&self, arguments: &Spans, count: u32) -> Outcome<()> {
-        let mut addresses = self.addresses(arguments)?;
-        for _ in 0..count {
-            self.enqueue(&mut addresses)?;
-        }
+    fn run(&self, arguments: &Spans) -> Outcome<()> {
+        self.loaded()?.enqueue(&self.addresses(arguments)?, self.stream)?;
         self.synchronize()
     }
 
@@ -325,7 +214,7 @@ impl Server {
                 own.push(to);
             }
         }
-        self.enqueue(&mut own.clone())?;
+        self.loaded()?.enqueue(&own, self.stream)?;
         self.synchronize()?;
         for (([_, bytes], to), from) in arguments.iter().zip(&shared).zip(own) {
             // SAFETY: as above; nothing runs any more.
@@ -338,24 +227,17 @@ impl Server {
     }
 
     fn synchronize(&self) -> Outcome<()> {
-        // The whole context: a `launch` candidate may use streams of its own.
         result::ctx::synchronize().map_err(|error| launch_failure("a kernel failed", error))
     }
 
-    fn time(&mut self, arguments: Option<&Spans>) -> Outcome<f64> {
-        let mut addresses = arguments.map(|arguments| self.addresses(arguments)).transpose()?;
-        let launches = match &self.program {
-            Some(Program::Module { kernels, .. }) => kernels.len(),
-            _ => LAUNCHES_PER_FLUSH,
-        };
-        self.evict_caches(launches.div_ceil(LAUNCHES_PER_FLUSH).max(1))?;
+    fn time(&mut self, arguments: &Spans) -> Outcome<f64> {
+        let addresses = self.addresses(arguments)?;
+        self.evict_caches(self.loaded()?.steps().div_ceil(STEPS_PER_FLUSH).max(1))?;
         let [start, stop] = self.events;
         let clock = |error| machine("the clock failed", error);
         // SAFETY: the events and the stream are ours and alive.
         unsafe { result::event::record(start, self.stream) }.map_err(clock)?;
-        if let Some(addresses) = &mut addresses {
-            self.enqueue(addresses)?;
-        }
+        self.loaded()?.enqueue(&addresses, self.stream)?;
         // SAFETY: as above.
         unsafe { result::event::record(stop, self.stream) }.map_err(clock)?;
         self.synchronize()?;
@@ -385,26 +267,13 @@ impl Server {
     }
 }
 
-fn load_library(path: &Path) -> Outcome<Program> {
-    let missing = |error: libloading::Error| {
-        Failure::Fault(Fault {
-            kind: FaultKind::Launch,
-            message: format!("its library could not be loaded: {error}"),
-            line: None,
-        })
-    };
-    // SAFETY: none can be given: see `call`.
-    let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(missing)?;
-    // SAFETY: the generated header declares the symbol with this type.
-    let entry = unsafe { library.get::<Entry>(b"task_run") }.map_err(missing)?;
-    Ok(Program::Library { entry, _library: library })
-}
-
-fn machine(what: &str, error: result::DriverError) -> Failure {
+/// What the driver refused us.
+pub fn machine(what: &str, error: result::DriverError) -> Failure {
     Failure::Error(format!("{what}: {}", describe(error)))
 }
 
-fn fault(kind: FaultKind, what: &str, error: result::DriverError) -> Failure {
+/// What the driver refused the candidate.
+pub fn fault(kind: FaultKind, what: &str, error: result::DriverError) -> Failure {
     Failure::Fault(Fault { kind, message: format!("{what}: {}", describe(error)), line: None })
 }
 
@@ -416,15 +285,19 @@ fn describe(error: result::DriverError) -> String {
 }
 
 /// A failed launch or kernel, by what the driver says of it.
-fn launch_failure(what: &str, error: result::DriverError) -> Failure {
+pub fn launch_failure(what: &str, error: result::DriverError) -> Failure {
     use sys::CUresult::*;
     let kind = match error.0 {
         CUDA_ERROR_ILLEGAL_ADDRESS | CUDA_ERROR_INVALID_ADDRESS_SPACE => FaultKind::OutOfBounds,
         CUDA_ERROR_MISALIGNED_ADDRESS => FaultKind::Misaligned,
         CUDA_ERROR_LAUNCH_TIMEOUT => FaultKind::Timeout,
-        CUDA_ERROR_INVALID_VALUE | CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES | CUDA_ERROR_NO_BINARY_FOR_GPU => {
-            FaultKind::Launch
-        }
+        CUDA_ERROR_INVALID_VALUE
+        | CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+        | CUDA_ERROR_NO_BINARY_FOR_GPU
+        | CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
+        | CUDA_ERROR_INVALID_CLUSTER_SIZE
+        | CUDA_ERROR_NOT_SUPPORTED
+        | CUDA_ERROR_NOT_PERMITTED => FaultKind::Launch,
         CUDA_ERROR_LAUNCH_FAILED
         | CUDA_ERROR_ASSERT
         | CUDA_ERROR_ILLEGAL_INSTRUCTION
@@ -434,18 +307,6 @@ fn launch_failure(what: &str, error: result::DriverError) -> Failure {
         _ => return machine(what, error),
     };
     fault(kind, what, error)
-}
-
-/// What a `launch` candidate returned: a `cudaError_t`, whose numbers are the driver's for errors of kernels.
-fn runtime_failure(code: i32) -> Failure {
-    let kind = match code {
-        700 | 717 => FaultKind::OutOfBounds,
-        716 => FaultKind::Misaligned,
-        702 => FaultKind::Timeout,
-        710 | 714 | 715 | 718 | 719 => FaultKind::Crash,
-        _ => FaultKind::Launch,
-    };
-    Failure::Fault(Fault { kind, message: format!("launch returned cudaError_t {code}"), line: None })
 }
 
 fn decode_hex(text: &str) -> Option<Vec<u8>> {
