@@ -1,12 +1,17 @@
 """What is asked of the driver, against a driver of our own."""
 
+import pathlib
 import shutil
 import subprocess
+import sys
 
 import pytest
-import torch
 
-from gpu_facts import ATTRIBUTES, DriverError, gpu_facts
+torch = pytest.importorskip("torch")
+
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent)]
+
+from gpu_facts import ATTRIBUTES, DriverError, gpu_facts  # noqa: E402
 
 DRIVER = r"""
 #include <cstddef>

@@ -236,7 +236,7 @@ fn what_cannot_be_recorded_is_refused_by_name() {
         (
             "a choice by address",
             "",
-            "if ((uintptr_t)x % 65536 < 32768) start(x, out, 1, stream); else start(x, out, 2, stream);",
+            "for (int bit = 8; bit < 32; ++bit) if ((uintptr_t)x >> bit & 1) start(x, out, bit, stream);",
         ),
         ("an order of addresses", "", "start(x < out ? x : out, out, 1, stream);"),
         (
