@@ -3,7 +3,6 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <sstream>
 #include <unistd.h>
 
 // Made by task.h: it calls the candidate's `launch`.
@@ -18,49 +17,75 @@ constexpr size_t MOST_BYTES = 16 << 20;
 
 int out = 1;
 
-std::string everything_on_standard_input() {
-    std::string text;
-    char piece[65536];
-    for (ssize_t count; (count = read(0, piece, sizeof piece)) > 0;) text.append(piece, (size_t)count);
-    return text;
-}
+// Words between blanks. Streams would be simpler and make the program four times as large, which has to be linked for each
+// candidate.
+class Words {
+public:
+    Words() {
+        char piece[65536];
+        for (ssize_t count; (count = read(0, piece, sizeof piece)) > 0;) text_.append(piece, (size_t)count);
+    }
+
+    std::string word() {
+        skip();
+        size_t end = at_;
+        while (end < text_.size() && text_[end] != ' ' && text_[end] != '\n') ++end;
+        if (end == at_) abort();
+        std::string word = text_.substr(at_, end - at_);
+        at_ = end;
+        return word;
+    }
+
+    template <class Number> Number number() {
+        std::string digits = word();
+        return digits[0] == '-' ? (Number)strtoll(digits.c_str(), nullptr, 10) : (Number)strtoull(digits.c_str(), nullptr, 10);
+    }
+
+    // What is left of a line.
+    std::string line() {
+        skip();
+        size_t end = text_.find('\n', at_);
+        return text_.substr(at_, end - at_);
+    }
+
+private:
+    void skip() {
+        while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n')) ++at_;
+    }
+
+    std::string text_;
+    size_t at_ = 0;
+};
 
 Facts read_facts() {
-    std::istringstream in(everything_on_standard_input());
+    Words in;
     Facts facts;
-    size_t count = 0;
-    std::string word;
-    in >> word >> facts.lowest >> facts.end;
-    for (in >> word >> count; count > 0; --count) {
-        facts.arguments.emplace_back();
-        in >> facts.arguments.back();
-    }
-    for (in >> word >> count; count > 0; --count) {
+    auto count_of = [&in]() { return in.word(), in.number<size_t>(); };
+    in.word(), facts.lowest = in.number<uint64_t>(), facts.end = in.number<uint64_t>();
+    for (size_t count = count_of(); count > 0; --count) facts.arguments.push_back(in.number<uint64_t>());
+    for (size_t count = count_of(); count > 0; --count) {
         Kernel kernel;
-        size_t parameters = 0;
-        in >> kernel.symbol >> kernel.registers >> kernel.static_shared >> kernel.local >> kernel.max_threads >> parameters;
+        kernel.symbol = in.word();
         kernel.index = (uint32_t)facts.kernels.size();
+        kernel.registers = in.number<int>(), kernel.static_shared = in.number<int>();
+        kernel.local = in.number<int>(), kernel.max_threads = in.number<int>();
         kernel.parameter_bytes = 0;
-        for (; parameters > 0; --parameters) {
-            uint32_t offset = 0, size = 0;
-            in >> offset >> size;
+        for (size_t parameters = in.number<size_t>(); parameters > 0; --parameters) {
+            uint32_t offset = in.number<uint32_t>(), size = in.number<uint32_t>();
             kernel.parameters.emplace_back(offset, size);
             if (offset + size > kernel.parameter_bytes) kernel.parameter_bytes = offset + size;
         }
         facts.kernels.push_back(kernel);
     }
-    for (in >> word >> count; count > 0; --count) {
+    for (size_t count = count_of(); count > 0; --count) {
         Stretch variable;
-        in >> variable.symbol >> variable.base >> variable.size;
+        variable.symbol = in.word(), variable.base = in.number<uint64_t>(), variable.size = in.number<uint64_t>();
         facts.variables.push_back(variable);
     }
-    for (in >> word >> count; count > 0; --count) {
-        facts.attributes.emplace_back();
-        in >> facts.attributes.back();
-    }
-    in >> word >> facts.memory >> word >> facts.driver >> word >> std::ws;
-    std::getline(in, facts.name);
-    if (in.fail()) abort();
+    for (size_t count = count_of(); count > 0; --count) facts.attributes.push_back(in.number<int>());
+    in.word(), facts.memory = in.number<uint64_t>();
+    in.word(), facts.driver = in.number<int>();
+    in.word(), facts.name = in.line();
     return facts;
 }
 

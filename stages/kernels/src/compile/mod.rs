@@ -244,7 +244,7 @@ impl Compiler {
             }
             (Target::Gpu { architecture, facts }, Format::Launch) => {
                 let nvcc = self.nvcc()?;
-                let options = nvcc.options(architecture).join(" ");
+                let options = nvcc.options(architecture).join(" ") + &nvcc::SKIPPED.join(" ");
                 let facts = serde_json::to_string(facts.as_ref()).expect("plain data");
                 Ok(Key::of(&["launch", &nvcc.version, &options, nvcc.recorder.identity(), &facts, header, source]))
             }

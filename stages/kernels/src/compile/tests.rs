@@ -361,6 +361,17 @@ fn a_launch_candidate_becomes_machine_code_and_what_it_starts() {
     assert!(matches!(&built.artifact, Artifact::Cubin(path) if path.is_file()));
 }
 
+/// Special functions of C++, and textures, are left out at first.
+#[test]
+fn headers_that_are_left_out_are_there_for_who_needs_them() {
+    let source = launch_source(
+        "__global__ void sampled(cudaTextureObject_t from, float* to) { to[0] = tex1Dfetch<float>(from, 0); }",
+        "volatile double order = 1.0;\nif (std::cyl_bessel_j(0.0, order) < 0 || std::numeric_limits<float>::max() < 1) return cudaErrorUnknown;",
+    );
+    let built = Bench::new().launch(&source);
+    assert!(built.is_ok(), "{}", shown(&built));
+}
+
 #[test]
 fn what_is_said_of_broken_launches() {
     let bench = Bench::new();
