@@ -1,10 +1,15 @@
 """The evaluator on a GPU: do its verdicts hold, how many a second, how steady, and beside KernelBench's own way.
 
     python3 bench/evaluator.py --binary target/release/cuda-agent [--out FOLDER] [--kernelbench CHECKOUT] SECTION…
+    python3 bench/evaluator.py --device cpu --only parts --only reuse agreement
 
 Sections: agreement, compile, correct, timed, spread, nasty, peer. Candidates are the corpus's, each with a comment of its
 own so that no cache has seen it. They go through the by-row stage `kernels/evaluate`, as a pipeline would send them.
 The table comes last; every verdict is written to FOLDER.
+
+`agreement` judges the corpus and its suite of attacks and honest twins (`stages/kernels/corpus/suite`): a line for each
+verdict that is not as expected, and a table by class. It also runs on the CPU device, where it takes an hour on two cores;
+`--only` takes the name of a class, or a part of an entry's name.
 """
 
 import argparse
@@ -104,8 +109,9 @@ class Stage:
                 self.answers.put(event)
         self.answers.put(None)
 
-    def judge(self, rows):
-        """Verdicts of `rows`, in their order, and the seconds that all of them took."""
+    def judge(self, rows, patience=300):
+        """Verdicts of `rows`, in their order, and the seconds that all of them took. `patience` is how many seconds
+        there may be between two."""
         started = time.perf_counter()
         answers, sent = {}, 0
         while len(answers) < len(rows):
@@ -114,7 +120,7 @@ class Stage:
                 self.process.stdin.write(json.dumps(row) + "\n")
                 self.process.stdin.flush()
                 sent += 1
-            answer = self.answers.get(timeout=300)
+            answer = self.answers.get(timeout=patience)
             if answer is None:
                 raise SystemExit(f"the stage ended with {self.process.wait()} after {len(answers)} verdicts")
             answers[int(answer["row"])] = answer
@@ -144,9 +150,20 @@ class Corpus:
     def row(self, kind, name, task=None, format=None):
         source = (CORPUS / kind / f"{name}.cu").read_text()
         task = self.tasks[task or name]
+        return {"code": self.code(task["name"]), "source": self.salted(source), "format": format or task["format"]}
+
+    def salted(self, source):
+        """With a comment of its own, so that no cache has seen it."""
         self._serial += 1
-        salt = f"\n// {self._serial} {random.getrandbits(64):x}\n"
-        return {"code": self.code(task["name"]), "source": source + salt, "format": format or task["format"]}
+        return source + f"\n// {self._serial} {random.getrandbits(64):x}\n"
+
+    def small_row(self, kind, name, task=None, format=None):
+        """With the sizes that the CPU device bears."""
+        row = self.row(kind, name, task, format)
+        for constant, value in self.tasks[task or name]["small"].items():
+            row["code"], count = re.subn(rf"^{constant} = .*$", f"{constant} = {value}", row["code"], count=1, flags=re.M)
+            assert count == 1, f"the task has no constant {constant}"
+        return row
 
     def nasty(self, name):
         entry = next(entry for entry in self.index["nasty"] if entry["name"] == name)
@@ -157,22 +174,64 @@ def save(options, name, verdicts):
     (options.out / f"{name}.jsonl").write_text("".join(json.dumps(verdict) + "\n" for verdict in verdicts))
 
 
+def corpus_cases(options, corpus):
+    """What is in the corpus's folders: class, name, row, policy, the outcomes that are right, and whether it attacks."""
+    policy = corpus.index["policy"]
+    sized = corpus.small_row if options.device == "cpu" else corpus.row
+    device = options.device
+    for name in corpus.tasks:
+        yield "corpus", f"right/{name}", sized("right", name), policy, ["correct"], False
+    for name, task in corpus.tasks.items():
+        yield "corpus", f"wrong/{name}", sized("wrong", name), policy, task["wrong"][device], True
+    for entry in corpus.index["nasty"]:
+        row = sized("nasty", entry["name"], entry["task"], entry["format"])
+        yield "corpus", f"nasty/{entry['name']}", row, policy, entry[device], entry[device] != ["correct"]
+
+
+def suite_cases(options, corpus):
+    """The same of the suite."""
+    sys.path.insert(0, str(CORPUS))
+    import suite
+
+    for group, entry in suite.entries():
+        row = {"code": entry.code, "source": corpus.salted(entry.source), "format": entry.format}
+        yield group, entry.id, row, entry.policy, entry.expected[options.device], entry.is_attack
+
+
 def agreement(options, corpus):
-    """Every candidate of the corpus, against what it says should come of it."""
-    stage = Stage(options.binary, timing=False, time_limit_s=2)
-    cases = [(f"right/{name}", corpus.row("right", name), ["correct"]) for name in corpus.tasks]
-    cases += [(f"wrong/{name}", corpus.row("wrong", name), task["wrong"]["cuda"]) for name, task in corpus.tasks.items()]
-    cases += [(f"nasty/{entry['name']}", corpus.nasty(entry["name"]), entry["cuda"]) for entry in corpus.index["nasty"]]
-    verdicts, seconds = stage.judge([row for _, row, _ in cases])
-    save(options, "agreement", verdicts)
-    surprises = [
-        f"{name}: {verdict['outcome']} ({verdict['message']}), expected {' or '.join(expected)}"
-        for (name, _, expected), verdict in zip(cases, verdicts)
-        if verdict["outcome"] not in expected
-    ]
-    print("\n".join(surprises))
-    report("agreement", f"{len(cases) - len(surprises)} of {len(cases)} as expected, {seconds:.0f} s")
-    stage.close()
+    """Every candidate of the corpus and of the suite, against what is said should come of it."""
+    cases = [*corpus_cases(options, corpus), *suite_cases(options, corpus)]
+    if options.only:
+        cases = [case for case in cases if any(only == case[0] or only in case[1] for only in options.only)]
+    started = time.perf_counter()
+    verdicts = {}
+    for policy in sorted({case[3] for case in cases}):
+        chosen = [case for case in cases if case[3] == policy]
+        limit, window = (30, 6) if options.device == "cpu" else (2, 64)
+        stage = Stage(options.binary, window, options.device, timing=False, time_limit_s=limit, policy=policy)
+        judged, _ = stage.judge([case[2] for case in chosen], patience=900)
+        stage.close()
+        verdicts |= {case[1]: verdict for case, verdict in zip(chosen, judged)}
+    lines = [{"id": case[1], "expected": list(case[4])} | verdicts[case[1]] for case in cases]
+    save(options, "agreement", lines)
+    by_class = {}
+    for group, name, _, _, expected, is_attack in cases:
+        outcome = verdicts[name]["outcome"]
+        counts = by_class.setdefault(group, collections.Counter())
+        counts["attacks" if is_attack else "twins"] += 1
+        if outcome in expected:
+            counts["as expected"] += 1
+            continue
+        kind = "attack accepted" if is_attack and outcome == "correct" else "other outcome" if is_attack else "twin refused"
+        counts[kind] += 1
+        print(f"{kind}: {name}: {outcome} ({verdicts[name]['message']}), expected {' or '.join(expected)}")
+    columns = ["attacks", "twins", "as expected", "attack accepted", "twin refused", "other outcome"]
+    rows = [*by_class.items(), ("all", sum(by_class.values(), collections.Counter()))]
+    print("\n| class | " + " | ".join(columns) + " |\n|---|" + "--:|" * len(columns))
+    for group, counts in rows:
+        print(f"| {group} | " + " | ".join(str(counts[column]) for column in columns) + " |")
+    agreed = rows[-1][1]["as expected"]
+    report("agreement", f"{agreed} of {len(cases)} as expected, {time.perf_counter() - started:.0f} s", "bar: all")
 
 
 def warm(stage, corpus, names):
@@ -421,13 +480,18 @@ def main():
     parser.add_argument("--count", type=int, help="candidates of a section, in place of its own number")
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: for agreement alone")
+    parser.add_argument("--only", action="append", help="of agreement: a class, or a part of an entry's name")
     parser.add_argument("sections", nargs="+", choices=SECTIONS)
     options = parser.parse_args()
     options.binary = options.binary.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
-    # Whatever ran before may still be giving its memory back.
-    time.sleep(3)
-    options.memory_before = memory_used()
+    if options.device == "cuda":
+        # Whatever ran before may still be giving its memory back.
+        time.sleep(3)
+        options.memory_before = memory_used()
+    elif options.sections != ["agreement"]:
+        parser.error("the other sections need a GPU")
     corpus = Corpus()
     for name in options.sections:
         started = time.perf_counter()

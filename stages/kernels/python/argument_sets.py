@@ -25,10 +25,8 @@ class ArgumentSet:
         self.memory = arena.memory(base, layout.size)
         self.image = torch.zeros(layout.tail, dtype=torch.uint8, device=self.memory.device)
         views = [slot.view(self.image) for slot in layout.read]
-        inputs_end, parameters_end = len(task.input_names), len(task.input_names) + len(task.parameter_names)
-        self._inputs, self._parameters = views[:inputs_end], views[inputs_end:parameters_end]
-        for view, (_, buffer) in zip(views[parameters_end:], task.state[len(task.parameter_names) :], strict=True):
-            view.copy_(buffer)
+        inputs_end = len(task.input_names)
+        self._inputs, self._state = views[:inputs_end], views[inputs_end:]
         self._gaps = layout.gaps()
         self._gap_byte = 0
         self._pattern = None
@@ -55,8 +53,8 @@ class ArgumentSet:
         self.trial = None
         self.weights = weights
         task.weights.become(weights)
-        for view, (_, parameter) in zip(self._parameters, task.state[: len(self._parameters)], strict=True):
-            view.copy_(parameter)
+        for view, (_, tensor) in zip(self._state, task.state, strict=True):
+            view.copy_(tensor)
         private = iter(self._inputs)
         self.values = [next(private).copy_(value) if isinstance(value, torch.Tensor) else value for value in values]
         self.expectations, self._quick = None, None

@@ -32,14 +32,22 @@ class Twin:
     def __init__(self, model, collect):
         self._original = model
         self._model = copy.deepcopy(model).double()
-        self._buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
+        # A forward may put another tensor in a buffer's place.
+        self._homes = [
+            (module._buffers, own._buffers, key, own._buffers[key])
+            for module, own in zip(model.modules(), self._model.modules(), strict=True)
+            for key, buffer in own._buffers.items()
+            if buffer is not None
+        ]
         self._collect = collect
 
     def forward(self, values, mode=None):
-        """The outputs in float64, with the original's present weights; those that are no floats as they are. `mode` is a
+        """The outputs in float64, with the original's present weights and buffers; those that are no floats as they are. `mode` is a
         dispatch mode in place of the one that keeps everything in float64."""
         for own, original in zip(self._model.parameters(), self._original.parameters(), strict=True):
             own.copy_(original)
+        for theirs, ours, key, buffer in self._homes:
+            ours[key] = buffer.copy_(theirs[key])
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
@@ -47,6 +55,4 @@ class Twin:
                 outputs = self._collect(self._model(*[widen(value) for value in values]))
         finally:
             torch.set_default_dtype(default)
-        for buffer, before in self._buffers:
-            buffer.copy_(before)
         return outputs

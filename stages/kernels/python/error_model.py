@@ -34,6 +34,11 @@ FEW = 32
 BLOCK = 1024
 UNIT = 2.0**-24
 """Half a unit in the last place of float32."""
+WIDE_UNIT = 2.0**-53
+"""The same of float64."""
+IN_FLOAT64 = 2.0**-40
+"""Where eager's error is smaller than that of the answer, it has computed an output of float64 in float64 from its inputs
+on; elsewhere such an output has passed through float32."""
 ACCUMULATION = 0.3
 """Of a sum of n terms: this times UNIT times the root of n."""
 MOST_TERMS = 1 << 16
@@ -109,8 +114,9 @@ class Noise(TorchDispatchMode):
     """Random rounding of what each operator computes, in float64. What is not known as exact, a sum or a product is taken
     apart where torch can do that, and counts as rounded once where it can't."""
 
-    def __init__(self, seed, half_epsilon, in_tf32):
+    def __init__(self, seed, half_epsilon, in_tf32, unit=UNIT):
         super().__init__()
+        self._unit = unit
         self._seed, self._generators = seed, {}
         self._half_epsilon, self._in_tf32 = half_epsilon, in_tf32
         self.products = 0
@@ -140,16 +146,16 @@ class Noise(TorchDispatchMode):
                 args[first], args[first + 1] = (_shortened(value) for value in args[first : first + 2])
         if name in RUNNING_PRODUCTS:
             # Its roundings follow from those of its factors.
-            args[first] = self._jitter(args[first], UNIT)
+            args[first] = self._jitter(args[first], self._unit)
             return function(*args, **kwargs)
-        scale = ACCUMULATION * UNIT * math.sqrt(min(_terms(name, args, first), MOST_TERMS))
+        scale = ACCUMULATION * self._unit * math.sqrt(min(_terms(name, args, first), MOST_TERMS))
         args[first] = self._jitter(args[first], math.hypot(scale, OPERANDS_IN_HALF * self._half_epsilon))
-        return self._all_jittered(function(*args, **kwargs), math.hypot(scale, UNIT))
+        return self._all_jittered(function(*args, **kwargs), math.hypot(scale, self._unit))
 
     def _rounded_once(self, name, result, args):
         if name.endswith("_") and isinstance(result, torch.Tensor) and result.is_floating_point():
-            return args[0].copy_(self._jitter(result, UNIT))
-        return self._all_jittered(result, UNIT)
+            return args[0].copy_(self._jitter(result, self._unit))
+        return self._all_jittered(result, self._unit)
 
     def _all_jittered(self, result, scale):
         if isinstance(result, (tuple, list)):
@@ -288,15 +294,21 @@ class Bounds:
 
 def study(twin, values, eager, exact, policy):
     """For each output its kinds, or `None` where it is no float. `twin` is a double_precision.Twin."""
+    kinds = [None] * len(eager)
     floats = [place for place, output in enumerate(eager) if output.is_floating_point()]
+    wide = [place for place in floats if _is_computed_in_float64(eager[place], exact[place])]
+    if wide:
+        floats = [place for place in floats if place not in wide]
+        deviations, _ = _deviations(twin, values, exact, wide, 0.0, in_tf32=False, unit=WIDE_UNIT)
+        for place in wide:
+            kinds[place] = [measure_kind(STRICT, True, exact[place], deviations[place])]
     if not floats:
-        return None
+        return kinds if wide else None
     half = max((torch.finfo(eager[place].dtype).eps for place in floats if eager[place].dtype in HALVES), default=0.0)
     plain, products = _deviations(twin, values, exact, floats, half, in_tf32=False)
     shortened = {}
     if policy == "tf32" and products:
         shortened, _ = _deviations(twin, values, exact, floats, half, in_tf32=True)
-    kinds = [None] * len(eager)
     for place in floats:
         if eager[place].dtype in HALVES:
             kinds[place] = [measure_kind(HALF, True, exact[place], plain[place])]
@@ -307,12 +319,19 @@ def study(twin, values, eager, exact, policy):
     return kinds
 
 
-def _deviations(twin, values, exact, floats, half, in_tf32):
+def _is_computed_in_float64(eager, exact):
+    if eager.dtype != torch.float64:
+        return False
+    error, size = (eager - exact).nan_to_num(0.0, 0.0, 0.0), exact.nan_to_num(0.0, 0.0, 0.0)
+    return bool(torch.linalg.vector_norm(error) <= IN_FLOAT64 * torch.linalg.vector_norm(size))
+
+
+def _deviations(twin, values, exact, floats, half, in_tf32, unit=UNIT):
     """By output, what each noisy twin gives; and how many products there were."""
     few = any(exact[place].numel() < FEW for place in floats)
     found, products = {place: [] for place in floats}, 0
     for number in range(TWINS_OF_FEW if few else TWINS):
-        noise = Noise(number + 1, half, in_tf32)
+        noise = Noise(number + 1, half, in_tf32, unit)
         outputs = twin.forward(values, noise)
         products = noise.products
         for place in floats:

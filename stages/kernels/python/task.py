@@ -19,6 +19,7 @@ import torch
 from arena import check_fits
 from double_precision import Twin
 from element_types import NAMES, bits, is_plain, same_bits
+from fixed_inputs import FixedInputs, find
 from policy import Policy
 from refusal import Refusal, blame, unsupported
 from task_source import is_number, load
@@ -80,8 +81,9 @@ class Task:
     # What loading finds out.
 
     def _study(self):
-        first = self.draw(inputs.derive(WEIGHTS_SECRET, "study", 0))
-        second = self.draw(inputs.derive(WEIGHTS_SECRET, "study", 1))
+        self._fixed = FixedInputs()
+        seeds = [inputs.derive(WEIGHTS_SECRET, "study", number) for number in range(2)]
+        first, second = (self.draw(seed) for seed in seeds)
         self._study_inputs(first, second)
         self._study_state()
         # Before the first forward, which may take as much again as inputs that are far too large.
@@ -89,6 +91,10 @@ class Task:
         outputs = self._study_forward(first)
         check_fits(self._arena, self.read_tensors(), self.written_tensors())
         self._study_randomness(first, outputs)
+        if self._fixed_places:
+            self._study_fixed_inputs(first, outputs)
+            first, second = (self._fixed.vary(values, seed) for values, seed in zip((first, second), seeds, strict=True))
+            outputs = self.forward(first)
         others = self.forward(second)
         if [output.shape for output in others] != self._output_shapes:
             raise unsupported("the shape of an output depends on the data")
@@ -110,8 +116,22 @@ class Task:
         for position, value in self._fixed_values.items():
             self._study_fixed_value(names[position], value)
         self.check_draw(second)
-        pairs = zip(self.input_names, tensors, _tensors(second), strict=True)
-        self.fixed_inputs = [name for name, one, other in pairs if same_bits(one, other)]
+        self._argument_names = names
+        self._fixed_places = find(first, second, lambda number: self._another_draw(number))
+        self.fixed_inputs = [names[place] for place in self._fixed_places]
+
+    def _another_draw(self, number):
+        values = self.draw(inputs.derive(WEIGHTS_SECRET, "study fixed inputs", number))
+        self.check_draw(values)
+        return values
+
+    def _study_fixed_inputs(self, values, outputs):
+        """Inputs that no draw changes are varied, where the forward bears it; `fixed_inputs` are those that stay."""
+        seeds = [inputs.derive(WEIGHTS_SECRET, "vary", number) for number in range(2)]
+        staying = self._fixed.settle(
+            values, self._fixed_places, self._argument_names, lambda others: self._bears(outputs, others), seeds
+        )
+        self.fixed_inputs = [self._argument_names[place] for place in staying]
 
     def _study_fixed_value(self, name, value):
         if is_number(value):
@@ -120,7 +140,7 @@ class Task:
             raise unsupported(f"the argument {name} of forward is a {type(value).__name__}: only tensors and numbers")
 
     def _study_state(self):
-        """Weights, whose values change with the draws, and copies of buffers, which a forward may change."""
+        """Weights and copies of buffers, whose values change with the draws; a forward may change the buffers too."""
         parameters = [(name, value.detach()) for name, value in self.model.named_parameters()]
         self.parameter_names = [name for name, _ in parameters]
         self.buffer_names = [name for name, _ in self.model.named_buffers()]
@@ -166,18 +186,31 @@ class Task:
                 )
 
     def _study_weights(self, values, outputs):
-        """Weights change from draw to draw, unless the model does not bear it."""
-        self.weights = Weights(self.model)
+        """Weights change from draw to draw, as far as the model bears it."""
+        buffers = [(home.tensor, home.before) for home in self._buffer_homes]
+        self.weights = Weights(self.model.parameters(), buffers)
+        levels = self.weights.levels
+        if levels and not any(self._bears_weights(level, values, outputs) for level in levels):
+            raise unsupported(
+                "the forward bears no other weights or buffers than those that the task's code draws",
+                "with them smaller by a fiftieth its outputs become infinite, NaN or of another size",
+            )
+        self.weights.become(None)
+
+    def _bears_weights(self, level, values, outputs):
+        self.weights.use(level)
+        self.weights.become(inputs.derive(WEIGHTS_SECRET, "study weights", 0))
+        return self._bears(outputs, values)
+
+    def _bears(self, outputs, values):
+        """Whether the forward runs with these values, and gives outputs like those."""
         try:
-            self.weights.become(inputs.derive(WEIGHTS_SECRET, "study weights", 0))
-            bears_it = _are_alike(outputs, self.forward(values))
-        except torch.OutOfMemoryError:
+            return _are_alike(outputs, self.forward(values))
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except Exception:
-            bears_it = False
-        if not bears_it:
-            self.weights.stay()
-        self.weights.become(None)
+            self.restore()
+            return False
 
     def _study_errors(self, first, eager):
         """How far honest arithmetic may be off. Without noisy twins, which not every forward bears, eager's own error is
@@ -248,7 +281,7 @@ class Task:
     # What everything else uses.
 
     def draw(self, seed):
-        return self.drawer.draw(seed)
+        return self._fixed.vary(self.drawer.draw(seed), seed)
 
     def check_draw(self, values):
         """Every draw must look like the one that the specification was made of."""
@@ -358,16 +391,16 @@ class _Buffer:
         path, _, self._key = name.rpartition(".")
         self.name = name
         self._home = model.get_submodule(path)._buffers
-        self._tensor = self._home[self._key]
-        self.before = self._tensor.detach().clone(memory_format=torch.contiguous_format)
+        self.tensor = self._home[self._key]
+        self.before = self.tensor.detach().clone(memory_format=torch.contiguous_format)
 
     def is_changed(self):
         now = self._home[self._key]
-        return now is not self._tensor or not same_bits(now, self.before)
+        return now is not self.tensor or not same_bits(now, self.before)
 
     def restore(self):
-        self._home[self._key] = self._tensor
-        self._tensor.copy_(self.before)
+        self._home[self._key] = self.tensor
+        self.tensor.copy_(self.before)
 
 
 def _is_train(protocol):

@@ -57,6 +57,10 @@ PRODUCT_IN_HALF = model(
 SOFTMAX = model("x: return torch.softmax(x, -1)", "[torch.randn(64, 1000)]")
 MEANS = model("x: return x.mean(1)", "[torch.rand(256, 8192).to(torch.bfloat16)]")
 
+PRODUCT_IN_DOUBLE = model("a, b: return a @ b", "[torch.randn(96, 256).double(), torch.randn(256, 64).double()]")
+SQUARES_IN_DOUBLE = model("x: return x * x + 1 / 3", "[torch.randn(999, dtype=torch.float64)]")
+FLOATS_AS_DOUBLES = model("x: return torch.softmax(x, -1).double()", "[torch.randn(64, 1000)]")
+
 
 def in_bits(x, bits):
     """Rounded to so many bits of the mantissa, the first counted."""
@@ -85,6 +89,9 @@ HONEST = {
     "a product in TF32": (PRODUCT, "tf32", lambda a: in_bits(a["a"], 11) @ in_bits(a["b"], 11)),
     "a product in float32 under tf32": (PRODUCT, "tf32", lambda a: a["a"] @ a["b"]),
     "a product of half types": (PRODUCT_IN_HALF, "strict", lambda a: (a["a"].float() @ a["b"].float()).to(BF16)),
+    "a product in float64": (PRODUCT_IN_DOUBLE, "strict", lambda a: sum(a["a"][:, k, None] * a["b"][k] for k in range(256))),
+    "elements in float64": (SQUARES_IN_DOUBLE, "strict", lambda a: a["x"].square().add(1 / 3)),
+    "floats as doubles": (FLOATS_AS_DOUBLES, "strict", lambda a: (e := torch.exp(a["x"])) / e.sum(-1, keepdim=True)),
     "a softmax in two passes": (SOFTMAX, "strict", lambda a: (e := torch.exp(a["x"])) / e.sum(-1, keepdim=True)),
 }  # fmt: skip
 
@@ -95,6 +102,8 @@ DISHONEST = {
     "a product in TF32 under strict": (PRODUCT, "strict", lambda a: in_bits(a["a"], 11) @ in_bits(a["b"], 11)),
     "a product in bfloat16 under tf32": (PRODUCT, "tf32", lambda a: in_bits(a["a"], 8) @ in_bits(a["b"], 8)),
     "a product in bytes": (PRODUCT_IN_HALF, "strict", lambda a: (in_int8(a["a"]) @ in_int8(a["b"].T).T).to(BF16)),
+    "a product of float64 in float32": (PRODUCT_IN_DOUBLE, "strict", lambda a: a["a"].float() @ a["b"].float()),
+    "elements of float64 in float32": (SQUARES_IN_DOUBLE, "strict", lambda a: a["x"].float().square().double() + 1 / 3),
     "one wrong row": (SOFTMAX, "strict", lambda a: torch.cat([torch.softmax(a["x"][:-1], -1), torch.full((1, 1000), 1e-3)])),
     "rows by a cheaper exponential": (SOFTMAX, "strict", lambda a: in_bits(torch.softmax(a["x"], -1), 14)),
 }  # fmt: skip
