@@ -45,10 +45,11 @@ class ArgumentSet:
             "scratch": [self.base + self.layout.scratch.offset, self.layout.scratch.size],
         }
 
-    def take_inputs(self, task, values, trial, weights, quick=False):
+    def take_inputs(self, task, values, trial, weights, quick=False, is_probe=False):
         """New inputs and weights (by their seed), and what they should give.
 
-        `quick` asks eager only, for results of a program that is judged a second time.
+        `quick` asks eager only, for results of a program that is judged a second time; `is_probe` says that the values are
+        those of the task's probe.
         """
         self.trial = None
         self.weights = weights
@@ -58,10 +59,10 @@ class ArgumentSet:
         private = iter(self._inputs)
         self.values = [next(private).copy_(value) if isinstance(value, torch.Tensor) else value for value in values]
         self.expectations, self._quick = None, None
-        if quick and task.limits is not None:
+        if quick and not is_probe and task.limits is not None:
             self._quick = quick_look.Expected(task.limits, task.forward(self.values))
         else:
-            self.expectations = task.expect(self.values)
+            self.expectations = task.expect(self.values, is_probe)
         self._task = task
         self._held = {}
         self.trial = trial

@@ -67,6 +67,7 @@ fork_server.prepare_environment(os.environ, threads=os.environ.get("CUDA_AGENT_T
 
 import arena as arenas  # noqa: E402
 import inputs  # noqa: E402
+import probe  # noqa: E402
 import screen  # noqa: E402
 import timing  # noqa: E402
 import torch  # noqa: E402
@@ -238,10 +239,12 @@ class Worker:
             raise Refusal("internal", f"the last draw of this set was trial {chosen.trial}, not {trial}")
         with sets.task.running():
             if not again:
-                values = sets.task.draw(inputs.derive(self._secret, "inputs", trial))
-                sets.task.check_draw(values)
+                task, seed = sets.task, inputs.derive(self._secret, "inputs", trial)
+                is_probe = task.probe is not None and probe.is_probe(self._secret, trial)
+                values = task.draw_sparse(seed) if is_probe else task.draw(seed)
+                task.check_draw(values)
                 weights = inputs.derive(self._secret, "weights", trial)
-                chosen.take_inputs(sets.task, values, trial, weights, fields.get("quick", bool, False))
+                chosen.take_inputs(task, values, trial, weights, fields.get("quick", bool, False), is_probe)
             chosen.fill(pattern)
         synchronize(self.device)
         return {}

@@ -14,6 +14,7 @@ import error_model
 import indices
 import inputs
 import judge
+import probe
 import quick_look
 import torch
 from arena import check_fits
@@ -39,8 +40,10 @@ class Task:
         self._arena = arena
         # Of the last whole judgement; `None` before the first, and where eager was not finite.
         self.limits = None
-        self._twin = None
+        self.twin = None
         self.error_kinds = None
+        self.probe = None
+        """A sparse draw, where the forward bears one."""
         self.degenerate = None
         """Why nobody can tell a right answer from one without the work, where that is so."""
         self.policy = Policy(fields["policy"])
@@ -91,7 +94,7 @@ class Task:
         outputs = self._study_forward(first)
         check_fits(self._arena, self.read_tensors(), self.written_tensors())
         self._study_randomness(first, outputs)
-        if self._fixed_places:
+        if self.fixed_places:
             self._study_fixed_inputs(first, outputs)
             first, second = (self._fixed.vary(values, seed) for values, seed in zip((first, second), seeds, strict=True))
             outputs = self.forward(first)
@@ -117,8 +120,8 @@ class Task:
             self._study_fixed_value(names[position], value)
         self.check_draw(second)
         self._argument_names = names
-        self._fixed_places = find(first, second, lambda number: self._another_draw(number))
-        self.fixed_inputs = [names[place] for place in self._fixed_places]
+        self.fixed_places = find(first, second, lambda number: self._another_draw(number))
+        self.fixed_inputs = [names[place] for place in self.fixed_places]
 
     def _another_draw(self, number):
         values = self.draw(inputs.derive(WEIGHTS_SECRET, "study fixed inputs", number))
@@ -129,7 +132,7 @@ class Task:
         """Inputs that no draw changes are varied, where the forward bears it; `fixed_inputs` are those that stay."""
         seeds = [inputs.derive(WEIGHTS_SECRET, "vary", number) for number in range(2)]
         staying = self._fixed.settle(
-            values, self._fixed_places, self._argument_names, lambda others: self._bears(outputs, others), seeds
+            values, self.fixed_places, self._argument_names, lambda others: self._bears(outputs, others), seeds
         )
         self.fixed_inputs = [self._argument_names[place] for place in staying]
 
@@ -215,13 +218,14 @@ class Task:
     def _study_errors(self, first, eager):
         """How far honest arithmetic may be off. Without noisy twins, which not every forward bears, eager's own error is
         the only measure."""
-        exact = self._float64_outputs(first, eager)
+        exact = self.exact(first, eager)
         try:
-            self.error_kinds = error_model.study(self._twin, first, eager, exact, self.policy.name)
+            self.error_kinds = error_model.study(self.twin, first, eager, exact, self.policy.name)
         except torch.AcceleratorError:
             raise
         except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, KeyError, AttributeError):
             self.error_kinds = None
+        self.probe = probe.find(self, first, eager, self.error_kinds, inputs.derive(WEIGHTS_SECRET, "probe", 0))
         if self.device.type == "cuda":
             # Twins take several times what a forward does.
             torch.cuda.empty_cache()
@@ -283,6 +287,10 @@ class Task:
     def draw(self, seed):
         return self._fixed.vary(self.drawer.draw(seed), seed)
 
+    def draw_sparse(self, seed):
+        """A draw for the probe."""
+        return self.probe.sparse(self.draw(seed), seed)
+
     def check_draw(self, values):
         """Every draw must look like the one that the specification was made of."""
         if _shapes(_tensors(values)) != self._input_shapes:
@@ -304,8 +312,8 @@ class Task:
         for home in self._changed_buffers:
             home.restore()
 
-    def expect(self, values):
-        """Expectations of all outputs for these inputs."""
+    def expect(self, values, is_probe=False):
+        """Expectations of all outputs for these inputs, which are those of the probe or of any other draw."""
         picked = None
         if torch.int64 in self._output_types:
             with indices.Watch() as watch:
@@ -315,21 +323,25 @@ class Task:
             eager = self.forward(values)
         if [output.shape for output in eager] != self._output_shapes:
             raise unsupported("the shape of an output depends on the data")
-        references = self._float64_outputs(values, eager)
-        expectations = judge.expect(self.policy, self.output_names, eager, references, self.error_kinds, picked)
+        references = self.exact(values, eager)
+        kinds = self.probe.kinds if is_probe else self.error_kinds
+        expectations = judge.expect(self.policy, self.output_names, eager, references, kinds, picked)
         for expectation in expectations:
             expectation.check_yardstick()
+        if is_probe:
+            return expectations
         limits = quick_look.Limits(expectations)
         self.limits = limits if limits.is_usable else None
         return expectations
 
-    def _float64_outputs(self, values, eager):
+    def exact(self, values, eager):
+        """The float64 forward's outputs; `None` for each where the policy, or an output's type, has no use for them."""
         if not self.policy.needs_float64 or not any(output.is_floating_point() for output in eager):
             return [None] * len(eager)
         try:
-            if self._twin is None:
-                self._twin = Twin(self.model, self.collect)
-            references = self._twin.forward(values)
+            if self.twin is None:
+                self.twin = Twin(self.model, self.collect)
+            references = self.twin.forward(values)
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             refusal = blame(error, self.source.filename)
             raise refusal if refusal.kind == "memory" else _no_float64(refusal.message) from error

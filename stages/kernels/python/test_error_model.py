@@ -62,6 +62,9 @@ SQUARES_IN_DOUBLE = model("x: return x * x + 1 / 3", "[torch.randn(999, dtype=to
 FLOATS_AS_DOUBLES = model("x: return torch.softmax(x, -1).double()", "[torch.randn(64, 1000)]")
 
 
+LONG_PRODUCT = model("a, b: return a @ b", "[torch.randn(40, 2053), torch.randn(2053, 30)]")
+
+
 def in_bits(x, bits):
     """Rounded to so many bits of the mantissa, the first counted."""
     mantissa, exponent = torch.frexp(x)
@@ -208,3 +211,43 @@ def test_parts():
     assert rms[3].item() == pytest.approx(values[3].double().square().mean().sqrt().item())
     rms, largest = error_model.norms(values.view(-1), (64, 32), "block")
     assert largest.tolist() == [1023.0, 2047.0]
+
+
+def passes_all_draws(connection, code, answer):
+    (arguments,) = connection.begin(make_task(code))
+    return [
+        arguments.run(lambda a: a["out"].copy_(answer(a)), trial=trial)["outputs"][0]["pass"] for trial in range(5)
+    ]
+
+
+def test_a_sparse_draw_shows_two_terms_for_three(connection):
+    """Of a long sum, whose rounding hides as much in the other draws. Which of the five it is follows from the secret."""
+    honest = passes_all_draws(connection, LONG_PRODUCT, lambda a: sum(a["a"][:, k, None] * a["b"][k] for k in range(2053)))
+    assert honest == [True] * 5
+    halves = passes_all_draws(connection, LONG_PRODUCT, lambda a: in_bits(a["a"], 17) @ in_bits(a["b"], 17))
+    assert halves.count(False) == 1
+
+
+def test_the_sparse_draw_has_few_elements_and_follows_the_secret(connection):
+    places = set()
+    for seed in ("1", "2", "3", "4", "5", "6", "7", "8"):
+        (arguments,) = connection.begin(make_task(LONG_PRODUCT), seed=seed)
+        shares = []
+        for trial in range(5):
+            arguments.draw(trial)
+            shares.append((arguments["a"] != 0).float().mean().item())
+        assert sorted(shares)[1] > 0.99 and 0.005 < min(shares) < 0.05
+        places.add(shares.index(min(shares)))
+    assert len(places) > 1
+
+
+@pytest.mark.parametrize("forward, drawn", [
+    ("x: return x / x.abs().sum(1, keepdim=True)", "[torch.rand(400, 8)]"),
+    ("x: return torch.log(x)", "[torch.rand(40, 300) + 0.1]"),
+    ("x: return x.half() * 2", "[torch.rand(40, 300)]"),
+], ids=["nothing over nothing", "a logarithm", "half"])  # fmt: skip
+def test_a_forward_that_bears_no_zeros_gets_none(connection, forward, drawn):
+    (arguments,) = connection.begin(make_task(model(forward, drawn)))
+    for trial in range(5):
+        arguments.draw(trial)
+        assert (arguments["x"] == 0).float().mean() < 0.01

@@ -1,0 +1,103 @@
+"""A draw of sparse inputs among the others.
+
+Where many terms are added up, what honest rounding may be off hides fewer digits, and terms left out. In one of the five
+draws that a verdict is made of, which one follows from the secret, most elements of one input are zeros: sums have few
+terms there, so honest arithmetic is nearly exact. The rule of bounds is the same, with noisy twins of such a draw.
+
+Only where all float outputs are float32, under the policy `strict`: elsewhere the bounds are too near to honest
+arithmetic to be asked twice. And only where the forward bears it: what was finite stays so, outputs don't vanish, and the
+twins' error relative to the answer is not much larger than with full inputs.
+"""
+
+import dataclasses
+
+import error_model
+import inputs
+import torch
+from refusal import Refusal
+
+DRAWS = 5
+"""One of the first so many is sparse."""
+TERMS = 32
+"""About as many elements stay along the longest dimension."""
+LEAST_SHARE, LARGEST_SHARE = 1 / 256, 1 / 4
+SMALLEST = 1024
+"""Elements of an input that may become sparse."""
+MOST_TIMES = 4.0
+"""The twins' error relative to the answer, in units of that with full inputs."""
+LEAST_SIZE = 1e-4
+"""The size of a sparse draw's outputs, in units of that of a full one's."""
+
+
+@dataclasses.dataclass
+class Probe:
+    place: int
+    """Of the input that becomes sparse."""
+    share: float
+    kinds: list
+    """As `error_model.study` gives them."""
+
+    def sparse(self, values, seed):
+        return sparse(values, self.place, self.share, seed)
+
+
+def is_probe(secret, trial):
+    """Whether a draw of a verdict is its sparse one."""
+    return trial == inputs.derive(secret, "probe", 0) % DRAWS
+
+
+def sparse(values, place, share, seed):
+    values = list(values)
+    value = values[place]
+    generator = torch.Generator(device=value.device).manual_seed(inputs.derive(seed, "sparse", place))
+    kept = torch.rand(value.shape, generator=generator, device=value.device) < share
+    values[place] = torch.where(kept, value, torch.zeros_like(value))
+    return values
+
+
+def find(task, values, eager, kinds, seed):
+    """The probe of a task, from a draw with what eager gave and the kinds of its outputs; `None` where it bears none."""
+    is_strict = task.policy.name == "strict" and kinds is not None
+    floats = [output for output in eager if output.is_floating_point()]
+    if not (is_strict and floats and all(output.dtype == torch.float32 for output in floats)):
+        return None
+    places = [
+        place
+        for place, value in enumerate(values)
+        if isinstance(value, torch.Tensor) and value.dtype == torch.float32 and value.numel() >= SMALLEST and place not in task.fixed_places
+    ]
+    for place in sorted(places, key=lambda place: -values[place].numel()):
+        share = min(LARGEST_SHARE, max(LEAST_SHARE, TERMS / max(values[place].shape)))
+        found = _studied(task, sparse(values, place, share, seed), eager, kinds)
+        if found is not None:
+            return Probe(place, share, found)
+    return None
+
+
+def _studied(task, values, full, kinds):
+    """The kinds of a sparse draw, or `None` where the forward does not bear it."""
+    try:
+        eager = task.forward(values)
+        if not all(_bears(output, other) for output, other in zip(full, eager, strict=True)):
+            return None
+        exact = task.exact(values, eager)
+        found = error_model.study(task.twin, values, eager, exact, task.policy.name)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, KeyError, AttributeError, Refusal):
+        task.restore()
+        return None
+    # Much less exact than with full inputs: it divides by what nearly vanishes, and no two draws are alike.
+    pairs = [(one, other) for ones, others in zip(kinds, found, strict=True) for one, other in zip(ones or (), others or (), strict=True)]
+    return found if all(other.relative[None] <= MOST_TIMES * one.relative[None] for one, other in pairs) else None
+
+
+def _bears(full, output):
+    if output.shape != full.shape:
+        return False
+    if not output.is_floating_point():
+        return True
+    if bool((full.isfinite() & ~output.isfinite()).any()):
+        return False
+    before, after = (torch.linalg.vector_norm(each.nan_to_num(0.0, 0.0, 0.0), dtype=torch.float64).item() for each in (full, output))
+    return after >= LEAST_SIZE * before > 0
