@@ -59,7 +59,7 @@ class ArgumentSet:
         private = iter(self._inputs)
         self.values = [next(private).copy_(value) if isinstance(value, torch.Tensor) else value for value in values]
         self.expectations, self._quick = None, None
-        if quick and not is_probe and task.limits is not None:
+        if quick and task.limits is not None:
             self._quick = quick_look.Expected(task.limits, task.forward(self.values))
         else:
             self.expectations = task.expect(self.values, is_probe)

@@ -1,8 +1,8 @@
 """A draw of sparse inputs among the others.
 
 Where many terms are added up, what honest rounding may be off hides fewer digits, and terms left out. In one of the five
-draws that a verdict is made of, which one follows from the secret, most elements of one input are zeros: sums have few
-terms there, so honest arithmetic is nearly exact. The rule of bounds is the same, with noisy twins of such a draw.
+draws that a verdict is made of, which one follows from the secret, most elements of one input are zeros, but for those at
+the ends of its dimensions: sums have few terms there, so honest arithmetic is nearly exact. The rule of bounds is the same, with noisy twins of such a draw.
 
 Only where all float outputs are float32, under the policy `strict`: elsewhere the bounds are too near to honest
 arithmetic to be asked twice. And only where the forward bears it: what was finite stays so, outputs don't vanish, and the
@@ -51,6 +51,11 @@ def sparse(values, place, share, seed):
     value = values[place]
     generator = torch.Generator(device=value.device).manual_seed(inputs.derive(seed, "sparse", place))
     kept = torch.rand(value.shape, generator=generator, device=value.device) < share
+    for dim, extent in enumerate(value.shape):
+        if extent >= TERMS:
+            # What is left out is mostly at an end.
+            kept.narrow(dim, 0, 1).fill_(True)
+            kept.narrow(dim, extent - 1, 1).fill_(True)
     values[place] = torch.where(kept, value, torch.zeros_like(value))
     return values
 

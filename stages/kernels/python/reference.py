@@ -240,11 +240,12 @@ class Worker:
         with sets.task.running():
             if not again:
                 task, seed = sets.task, inputs.derive(self._secret, "inputs", trial)
-                is_probe = task.probe is not None and probe.is_probe(self._secret, trial)
+                quick = fields.get("quick", bool, False)
+                is_probe = not quick and task.probe is not None and probe.is_probe(self._secret, trial)
                 values = task.draw_sparse(seed) if is_probe else task.draw(seed)
                 task.check_draw(values)
                 weights = inputs.derive(self._secret, "weights", trial)
-                chosen.take_inputs(task, values, trial, weights, fields.get("quick", bool, False), is_probe)
+                chosen.take_inputs(task, values, trial, weights, quick, is_probe)
             chosen.fill(pattern)
         synchronize(self.device)
         return {}

@@ -9,6 +9,7 @@ RUNNING_SUM = task("x: torch.cumsum(x, 1)", "[torch.randn(rows, columns)]", rows
 MEANS = task("x: x.mean(1)", "[torch.randn(rows, columns)]", rows=67, columns=3001)
 TALL = task("x: x.sum(0)", "[torch.rand(rows, columns)]", rows=40000, columns=24)
 WIDE = task("x: x.sum(1)", "[torch.randn(rows, columns)]", rows=5, columns=100000)
+POSITIVE = task("x: x.sum(1)", "[torch.rand(rows, columns)]", rows=5, columns=100000)
 LOSS = task("x, y: F.mse_loss(x, y)", "[torch.randn(rows, columns), torch.randn(rows, columns)]", rows=31, columns=3001)
 ENTROPY = task("x, y: F.cross_entropy(x, y)", "[torch.randn(rows, columns), torch.randint(0, columns, (rows,))]", rows=509, columns=37)
 POOLING = task("x: F.max_pool2d(x, 3)", "[torch.randn(6, side, side)]", side=61, inner=20)
@@ -116,6 +117,7 @@ CASES = [
     Case("all_but_a_fortieth_of_40000_rows", TALL, TALL_SOURCE, ("row < task::rows", "row < task::rows - 1000"), ("= sum;", "= sum * 40 / 39;")),
     Case("one_of_40000_rows", TALL, TALL_SOURCE, ("row < task::rows", "row < task::rows - 1")),
     Case("one_of_100000_terms", WIDE, ROW_SUM, ("c < task::columns", "c < task::columns - 1")),
+    Case("one_of_100000_positive_terms", POSITIVE, ROW_SUM, ("c < task::columns", "c < task::columns - 1")),
     Case("last_row_copied", BATCH, product(), ("const int row = i / task::columns,", "const int row = min(i / task::columns, task::rows - 2),")),
     Case("last_of_the_depth", BATCH, product(), ("k < task::depth", "k < task::depth - 1")),
     Case("small_products", BATCH, product(), ("sum += left * right;", "if (fabsf(left * right) > 0.01f) sum += left * right;")),

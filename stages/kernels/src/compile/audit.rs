@@ -102,7 +102,7 @@ const STANDARD: &str = "_ZSt _ZNSt _ZNKSt _ZNSo _ZNSs _ZTISt _ZTVSt _ZTTSt _ZTVN
 /// What compilers and their start-up code refer to by themselves.
 const TOOLCHAIN: &str = "__gmon_start__ _ITM_deregisterTMCloneTable _ITM_registerTMCloneTable __cxa_finalize __cxa_atexit atexit \
     __cxa_guard_acquire __cxa_guard_release __cxa_guard_abort __cxa_allocate_exception __cxa_free_exception __cxa_throw \
-    __cxa_begin_catch __cxa_end_catch __cxa_rethrow __cxa_pure_virtual __cxa_throw_bad_array_new_length __cxa_bad_cast \
+    __cxa_begin_catch __cxa_end_catch __cxa_rethrow _ZTIi _ZTIPKc __cxa_pure_virtual __cxa_throw_bad_array_new_length __cxa_bad_cast \
     __dso_handle _GLOBAL_OFFSET_TABLE_ __gxx_personality_v0 _Unwind_Resume __stack_chk_fail __assert_fail \
     __cudaRegisterFatBinary __cudaRegisterFatBinaryEnd __cudaUnregisterFatBinary __cudaRegisterFunction __cudaRegisterVar \
     __cudaPushCallConfiguration __cudaPopCallConfiguration __cudaGetKernel __cudaLaunchKernel __cudaInitModule";
@@ -161,6 +161,7 @@ mod tests {
             "_Znwm",
             "__truncsfhf2",
             "__asan_load4",
+            "_ZTIi",
         ] {
             assert!(is_allowed(symbol), "{symbol}");
         }
