@@ -5,7 +5,7 @@ use std::ffi::{CString, c_void};
 
 use cudarc::driver::{result, sys};
 
-use super::server::{Failure, Outcome, fault, launch_failure};
+use super::server::{Failure, Outcome, fault, launch_failure, machine};
 use crate::fault::FaultKind;
 use crate::program::{Address, Kernel, KernelAttribute, Launch, LaunchAttribute, Place, Program, Step};
 
@@ -186,20 +186,23 @@ impl Loaded {
     }
 }
 
-/// The driver reads as many bytes as it takes a parameter to have: that must be what the program has for it.
+/// The driver reads as many bytes as it takes a parameter to have: that must be what the program has for it. Their number is
+/// that of the same table in the machine code; asking for one more would be an error that compute-sanitizer tells.
 fn agree_on_parameters(kernel: &Kernel, function: sys::CUfunction) -> Outcome<()> {
-    let described = |index: usize| {
-        let (mut offset, mut size) = (0, 0);
+    for (index, [offset, size]) in kernel.parameters.iter().enumerate() {
+        let mut found = (0, 0);
         // SAFETY: the function is valid, and both places can be written.
-        let answer = unsafe { sys::cuFuncGetParamInfo(function, index, &mut offset, &mut size) };
-        answer.result().ok().map(|()| (offset, size))
-    };
-    let ours = kernel.parameters.iter().map(|[offset, size]| (*offset as usize, *size as usize));
-    let agrees = ours.enumerate().all(|(index, place)| described(index) == Some(place));
-    match agrees && described(kernel.parameters.len()).is_none() {
-        true => Ok(()),
-        false => Err(Failure::Error(format!("the driver has other parameters for {}", kernel.symbol))),
+        let answer = unsafe { sys::cuFuncGetParamInfo(function, index, &mut found.0, &mut found.1) };
+        let symbol = &kernel.symbol;
+        answer
+            .result()
+            .map_err(|error| machine(&format!("parameter {index} of {symbol}: cuFuncGetParamInfo"), error))?;
+        if found != (*offset as usize, *size as usize) {
+            let ours = format!("{size} bytes at {offset}");
+            return Err(Failure::Error(format!("{symbol}, parameter {index}: {ours}, the driver says {found:?}")));
+        }
     }
+    Ok(())
 }
 
 fn attribute(asked: &LaunchAttribute) -> Outcome<sys::CUlaunchAttribute> {
@@ -286,9 +289,5 @@ impl Rows {
 }
 
 fn c_string(text: &str) -> Outcome<CString> {
-    CString::new(text).map_err(|error| machine_text(&error.to_string()))
-}
-
-fn machine_text(text: &str) -> Failure {
-    Failure::Error(text.to_owned())
+    CString::new(text).map_err(|error| Failure::Error(error.to_string()))
 }
