@@ -1,11 +1,13 @@
-//! What `cuda-agent doctor` says of CUDA's headers: whether both compilers take those that a machine may have in part.
+//! What `cuda-agent doctor` says of CUDA's headers and of the walls around candidates' programs.
 //!
-//! Nothing is run: what is looked for is a header that is missing, which shows when it is compiled.
+//! Of the headers: whether both compilers take those that a machine may have in part. Nothing is run: what is looked for is
+//! a header that is missing, which shows when it is compiled. The walls are put up around a process that ends at once.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::candidate::{Candidate, Format};
+use crate::child::walls::{self, Held};
 use crate::compile::recorder::GpuFacts;
 use crate::compile::toolkit::Toolkit;
 use crate::compile::{CompileFailure, Compiler, Target};
@@ -50,8 +52,48 @@ pub(crate) const PARTS: [(&str, &str, &str); 3] = [
 /// Any that has tensor cores.
 const ARCHITECTURE: &str = "sm_90";
 
-/// Compiles a use of each part, with both compilers at a time.
+/// All that is checked.
 pub fn findings(python: &Path, cache: &Path) -> Vec<Finding> {
+    let mut found = headers(python, cache);
+    found.push(match walls::probe() {
+        Ok(held) => around_programs(held),
+        Err(error) => {
+            let message = format!("they can't be tried: {error}");
+            Finding { name: WALLS, is_good: false, message, hint: None }
+        }
+    });
+    found
+}
+
+const WALLS: &str = "walls";
+
+/// What keeps a candidate's host code in, and what of it this system lacks.
+fn around_programs(held: Held) -> Finding {
+    let all = [
+        (held.calls, "system calls (seccomp)", "a kernel with seccomp filters"),
+        (held.files, "files (Landlock)", "Linux 5.13 or newer with Landlock among its security modules"),
+        (held.namespaces, "the network (namespaces)", "root with CAP_SYS_ADMIN, or user namespaces for ordinary users"),
+        (held.user, "a user without rights", "root that may change its user"),
+    ];
+    let named = |stands: bool| {
+        let names = all.iter().filter(|wall| wall.0 == stands).map(|wall| wall.1).collect::<Vec<_>>();
+        (!names.is_empty()).then(|| names.join(", "))
+    };
+    let stands = named(true).map_or_else(
+        || "nothing stands around what runs candidates' host code".to_owned(),
+        |names| format!("around what runs candidates' host code stand: {names}"),
+    );
+    let Some(lacking) = named(false) else {
+        return Finding { name: WALLS, is_good: true, message: stands, hint: None };
+    };
+    let needs = all.iter().filter(|wall| !wall.0).map(|wall| wall.2).collect::<Vec<_>>().join("; ");
+    let message =
+        format!("{stands}; this system lacks: {lacking}. Verdicts are the same, and hostile code reaches further");
+    Finding { name: WALLS, is_good: false, message, hint: Some(format!("needed: {needs}")) }
+}
+
+/// Compiles a use of each part, with both compilers at a time.
+fn headers(python: &Path, cache: &Path) -> Vec<Finding> {
     let toolkit = Toolkit::find_beside(python);
     let compilers = [
         ("nvrtc headers", Format::Kernel, toolkit.nvrtc().err()),
@@ -154,5 +196,17 @@ mod tests {
         assert_eq!((found.is_good, found.hint.as_deref()), (false, Some("install it")));
         assert_eq!(found.message, "CUB: cub/cub.cuh is missing; mma.h, cooperative groups compile (not run)");
         assert!(finding("nvcc headers", |_| Ok(())).is_good);
+    }
+
+    #[test]
+    fn a_wall_that_a_system_lacks_is_named() {
+        let all = Held { namespaces: true, files: true, user: true, calls: true };
+        assert!(around_programs(all).is_good);
+        let found = around_programs(Held { files: false, ..all });
+        assert!(!found.is_good);
+        assert!(found.message.contains("this system lacks: files (Landlock)."), "{}", found.message);
+        assert!(found.hint.is_some_and(|hint| hint.contains("Linux 5.13")));
+        let none = around_programs(Held::default()).message;
+        assert!(none.starts_with("nothing stands"), "{none}");
     }
 }

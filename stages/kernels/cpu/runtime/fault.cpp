@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <ucontext.h>
 #include <unistd.h>
 
@@ -77,6 +78,31 @@ const char* verb(void* context) {
     fault(Kind::OutOfBounds, {code}, "%s %s address %p, where nothing is", who.characters, action, address);
 }
 
+// Those that have the same name everywhere, and that somebody would try.
+Text named_call(int number) {
+    static const struct { int number; const char* name; } calls[] = {
+#define CALL(name) {SYS_##name, #name}
+        CALL(accept4), CALL(bind), CALL(bpf), CALL(chdir), CALL(chroot), CALL(clone), CALL(clone3), CALL(connect),
+        CALL(execve), CALL(execveat), CALL(fchmod), CALL(fcntl), CALL(ftruncate), CALL(getcwd), CALL(getdents64),
+        CALL(getppid), CALL(io_uring_setup), CALL(kill), CALL(memfd_create), CALL(mkdirat), CALL(mmap), CALL(mount),
+        CALL(mprotect), CALL(openat),
+        CALL(openat2), CALL(perf_event_open), CALL(pidfd_open), CALL(ppoll), CALL(process_vm_readv), CALL(process_vm_writev),
+        CALL(ptrace), CALL(renameat2), CALL(seccomp), CALL(sendmsg), CALL(sendto), CALL(setns), CALL(setpgid), CALL(setresuid),
+        CALL(setrlimit), CALL(setsid), CALL(setuid), CALL(shmget), CALL(socket), CALL(socketpair), CALL(symlinkat), CALL(tgkill),
+        CALL(tkill), CALL(truncate), CALL(umount2), CALL(unlinkat), CALL(unshare), CALL(userfaultfd), CALL(utimensat),
+#ifdef __x86_64__
+        CALL(chmod), CALL(creat), CALL(fork), CALL(link), CALL(mkdir), CALL(open), CALL(poll), CALL(rename), CALL(symlink),
+        CALL(unlink), CALL(vfork),
+#endif
+#undef CALL
+    };
+    Text text;
+    snprintf(text.characters, sizeof text.characters, "%d", number);
+    for (auto& call : calls)
+        if (call.number == number) snprintf(text.characters, sizeof text.characters, "%s", call.name);
+    return text;
+}
+
 void on_signal(int signal, siginfo_t* info, void* context) {
     const void* code = code_of(context);
     if (signal == SIGSEGV || signal == SIGBUS) {
@@ -86,6 +112,9 @@ void on_signal(int signal, siginfo_t* info, void* context) {
     }
     if (signal == SIGFPE) fault(Kind::Crash, {code}, "%s divides an integer by zero", current_thread().characters);
     if (signal == SIGILL) fault(Kind::Crash, {code}, "%s executes what is no instruction", current_thread().characters);
+    if (signal == SIGSYS)
+        fault(Kind::Crash, {code}, "%s makes the system call %s, which is refused", current_thread().characters,
+              named_call(info->si_syscall).characters);
     fault(Kind::Crash, {code}, "%s ends the process by a signal (%d)", current_thread().characters, signal);
 }
 
@@ -126,7 +155,7 @@ void catch_signals() {
     struct sigaction action = {};
     action.sa_sigaction = on_signal;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESETHAND;
-    for (int signal : std::initializer_list<int>{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigaction(signal, &action, nullptr);
+    for (int signal : std::initializer_list<int>{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGSYS}) sigaction(signal, &action, nullptr);
 }
 
 }  // namespace runtime

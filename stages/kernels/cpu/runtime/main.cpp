@@ -1,10 +1,9 @@
 // The program around a candidate: reads `run` lines, copies tensors out of the shared file, runs the launches, copies back.
 //
-//     program ARENA_PATH ARENA_BYTES IN_FD OUT_FD
+//     program ARENA_FD ARENA_BYTES IN_FD OUT_FD
 //     > ready {"launches": 1}
 //     < run SEED OFFSET:BYTES … OFFSET:BYTES        (each tensor in the ABI's order, the scratch buffer last)
 //     > done {"ms": 1.5}
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,10 +45,8 @@ double milliseconds() {
     return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
 }
 
-void map_arena(const char* path, const char* bytes) {
+void map_arena(int file, const char* bytes) {
     arena_bytes = strtoull(bytes, nullptr, 10);
-    int file = open(path, O_RDWR | O_CLOEXEC);
-    if (file < 0) refuse("cannot open the arena");
     void* memory = mmap(nullptr, arena_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (memory == MAP_FAILED) refuse("cannot map the arena");
     close(file);
@@ -127,8 +124,8 @@ extern "C" void cuda_cpu_register(const cuda_cpu_record* record, cuda_cpu_call c
 
 int main(int count, char** words) {
     using namespace runtime;
-    if (count != 5) refuse("usage: program ARENA_PATH ARENA_BYTES IN_FD OUT_FD");
-    map_arena(words[1], words[2]);
+    if (count != 5) refuse("usage: program ARENA_FD ARENA_BYTES IN_FD OUT_FD");
+    map_arena(atoi(words[1]), words[2]);
     FILE* in = fdopen(atoi(words[3]), "r");
     FILE* out = fdopen(atoi(words[4]), "w");
     if (!in || !out) refuse("no pipes");

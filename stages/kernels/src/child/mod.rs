@@ -5,6 +5,7 @@
 
 pub mod answers;
 pub mod process;
+pub mod walls;
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};

@@ -95,6 +95,7 @@ const FILES: &[(&str, &str)] = embedded![
     "runtime/memory.cpp",
     "runtime/race.cpp",
     "runtime/runtime.h",
+    "runtime/seal.cpp",
 ];
 
 /// One of the two programs.

@@ -1,27 +1,25 @@
 //! Runs a candidate on the CPU device: its own program in a process of its own, told what to run over a pipe.
 //!
-//! The process has an empty environment, limits, and two pipes beside its standard streams; what it prints goes nowhere
-//! (standard output) or into a bounded buffer (standard error), so that no output is taken for an answer. Covered: memory by
-//! watching what it holds (AddressSanitizer reserves terabytes of addresses, so that no limit on addresses can work),
-//! processor time, files, core dumps. Calls that reach out of the program are refused when it is compiled. Not covered: machine
-//! instructions that a candidate brings as data; and one with host code (`launch`) can answer `done` without having run;
-//! the answer is judged by the outputs alone.
+//! The process is [behind walls](crate::child::walls): it has an empty environment, can read its own file and its libraries,
+//! and has the arena and two pipes beside its standard streams; what it prints goes nowhere (standard output) or into a
+//! bounded buffer (standard error), so that no output is taken for an answer. Memory is limited by watching what it holds
+//! (AddressSanitizer reserves terabytes of addresses, so that no limit on addresses can work). Calls that reach out of the
+//! program are refused when it is compiled, too. Not covered: one with host code (`launch`) can answer `done` without having
+//! run; the answer is judged by the outputs alone.
 
-use std::fs;
-use std::io::{self, PipeReader, PipeWriter};
-use std::os::fd::AsRawFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::resource::Resource;
 use nix::sys::signal::Signal;
 use serde::Deserialize;
 
-use crate::child::limit;
 use crate::child::process::{Heard, Process};
+use crate::child::walls::{self, Walls};
 use crate::compile::host::source_line;
 use crate::fault::{EvaluatorError, Fault, FaultKind};
 
@@ -81,14 +79,20 @@ impl CpuRunner {
         limits: CpuLimits,
     ) -> Result<Result<Self, Fault>, EvaluatorError> {
         let cannot = |error: io::Error| EvaluatorError::new(format!("cannot start {}: {error}", program.display()));
+        let arena_file = File::options().read(true).write(true).open(arena);
+        let arena_file = arena_file
+            .map_err(|error| EvaluatorError::new(format!("the arena {} can't be opened: {error}", arena.display())))?;
         let (child_requests, requests) = io::pipe().map_err(cannot)?;
         let (answers, child_answers) = io::pipe().map_err(cannot)?;
-        let mut command = Command::new(program);
-        command.arg(arena).arg(arena_bytes.to_string());
-        hand_over(&mut command, child_requests, child_answers);
-        command.env_clear().stdin(Stdio::null()).stdout(Stdio::null());
-        let processor = (Resource::RLIMIT_CPU, limits.processor_seconds);
-        limit(&mut command, [(Resource::RLIMIT_FSIZE, 0), (Resource::RLIMIT_NPROC, 0), processor]);
+        let mut walls = Walls::new().limiting(Resource::RLIMIT_CPU, limits.processor_seconds);
+        let arguments = [
+            walls.passing(arena_file).to_string(),
+            arena_bytes.to_string(),
+            walls.passing(child_requests).to_string(),
+            walls.passing(child_answers).to_string(),
+        ];
+        let mut command = walls.command(program, &arguments).map_err(cannot)?;
+        command.stdin(Stdio::null()).stdout(Stdio::null());
         let process = Process::start_over(&mut command, requests.into(), answers.into()).map_err(cannot)?;
         // With it go our copies of the program's ends.
         drop(command);
@@ -96,10 +100,6 @@ impl CpuRunner {
         Ok(match runner.answer(START_LIMIT) {
             Ok(line) if line.starts_with("ready ") => Ok(runner),
             Ok(line) => Err(strange_answer(&line)),
-            // Where the arena can't be opened from here either, it is not the program that fails.
-            Err(_) if fs::File::open(arena).is_err() => {
-                return Err(EvaluatorError::new(format!("the arena {} can't be opened", arena.display())));
-            }
             Err(fault) => Err(fault),
         })
     }
@@ -168,19 +168,6 @@ impl CpuRunner {
     }
 }
 
-/// Gives the program its ends of the pipes, and tells it their numbers.
-#[expect(unsafe_code, reason = "other children must not inherit them, so this happens between fork and exec")]
-fn hand_over(command: &mut Command, requests: PipeReader, answers: PipeWriter) {
-    command.args([requests.as_raw_fd(), answers.as_raw_fd()].map(|pipe| pipe.to_string()));
-    let inherit = move || {
-        fcntl(&requests, FcntlArg::F_SETFD(FdFlag::empty()))?;
-        fcntl(&answers, FcntlArg::F_SETFD(FdFlag::empty()))?;
-        Ok(())
-    };
-    // SAFETY: the closure makes system calls only: it allocates nothing and takes no lock.
-    unsafe { command.pre_exec(inherit) };
-}
-
 fn plain(kind: FaultKind, message: impl Into<String>) -> Fault {
     Fault { kind, message: message.into(), line: None }
 }
@@ -234,6 +221,7 @@ fn explain(program: &Path, status: Option<ExitStatus>, printed: &str) -> Fault {
         (None, Some(signal)) if signal == Signal::SIGXCPU as i32 => {
             plain(FaultKind::Timeout, "it used up its processor time")
         }
+        (None, Some(signal)) if signal == Signal::SIGSYS as i32 => plain(FaultKind::Crash, walls::REFUSED_CALL),
         (None, signal) => plain(FaultKind::Crash, format!("signal {} ended it", signal.unwrap_or(0))),
     }
 }
@@ -253,3 +241,7 @@ fn sanitizer_fault(printed: &str) -> Fault {
 #[cfg(test)]
 #[path = "cpu_test.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "cpu_walls_test.rs"]
+mod walls_tests;

@@ -15,7 +15,7 @@ const SEEDS: u64 = 3;
 const GAP: u64 = 4096;
 
 /// A task of float tensors: the inputs, then one output.
-struct Task {
+pub(super) struct Task {
     inputs: Vec<(&'static str, Vec<u8>)>,
     output_bytes: usize,
     parameters: &'static str,
@@ -36,7 +36,7 @@ fn whole_numbers(length: usize) -> Vec<f32> {
     (0..length).map(|i| ((i * 7919) % 17) as f32 - 8.0).collect()
 }
 
-fn one_to_one(length: usize, outputs: usize) -> Task {
+pub(super) fn one_to_one(length: usize, outputs: usize) -> Task {
     Task {
         inputs: vec![("x", floats(whole_numbers(length)))],
         output_bytes: outputs * 4,
@@ -112,7 +112,7 @@ fn programs(built: &Built) -> [&Path; 2] {
 }
 
 /// The output of a candidate that both programs accept.
-fn output(format: Format, source: &str, task: &Task) -> Vec<u8> {
+pub(super) fn output(format: Format, source: &str, task: &Task) -> Vec<u8> {
     let (_folder, built) = build(format, source, task);
     let built = built.expect("it compiles");
     let [memory, race] = programs(&built).map(|program| {
@@ -124,7 +124,7 @@ fn output(format: Format, source: &str, task: &Task) -> Vec<u8> {
 }
 
 /// The faults of the two programs, `None` where a program finds nothing.
-fn faults(format: Format, source: &str, task: &Task) -> [Option<Fault>; 2] {
+pub(super) fn faults(format: Format, source: &str, task: &Task) -> [Option<Fault>; 2] {
     let (_folder, built) = build(format, source, task);
     let built = built.expect("it compiles");
     programs(&built).map(|program| run(program, task, built.scratch_bytes, Duration::from_secs(1)).err())

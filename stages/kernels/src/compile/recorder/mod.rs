@@ -33,7 +33,8 @@ use super::headers::Headers;
 use super::names::line_of_word;
 use super::process::{self, Ended, Limits};
 use super::{CompileFailure, Diagnostic};
-use crate::child::{Group, describe, limit};
+use crate::child::walls::{self, Walls};
+use crate::child::{Group, describe};
 use crate::evaluator::{Choices, secret};
 use crate::fault::{EvaluatorError, Fault, FaultKind};
 use crate::kept;
@@ -297,21 +298,16 @@ pub fn record(subject: &Subject) -> Result<Result<Program, CompileFailure>, Eval
     Ok(Err(subject.refused("launch", &why)))
 }
 
-/// The one place where a candidate's host code is started: no environment, no GPU, bounded memory, time and output.
-fn start(program: &Path, folder: &Path) -> Command {
-    let mut command = Command::new(program);
-    command.env_clear().current_dir(folder);
-    limit(
-        &mut command,
-        [
-            (Resource::RLIMIT_AS, MEMORY_BYTES),
-            (Resource::RLIMIT_CPU, SECONDS),
-            (Resource::RLIMIT_FSIZE, MOST_BYTES),
-            (Resource::RLIMIT_NOFILE, 16),
-            (Resource::RLIMIT_NPROC, 0),
-        ],
-    );
-    command
+/// The one place where a candidate's host code is started: behind walls, without a GPU, bounded in memory, time and output.
+fn start(program: &Path) -> std::io::Result<Command> {
+    let limits = [
+        (Resource::RLIMIT_AS, MEMORY_BYTES),
+        (Resource::RLIMIT_CPU, SECONDS),
+        (Resource::RLIMIT_FSIZE, MOST_BYTES),
+        (Resource::RLIMIT_NOFILE, 16),
+    ];
+    let walls = limits.into_iter().fold(Walls::new(), |walls, (resource, most)| walls.limiting(resource, most));
+    walls.command(program, &[] as &[&str])
 }
 
 impl Subject<'_> {
@@ -341,7 +337,7 @@ impl Subject<'_> {
         told.write_all(layout.told(self.module).as_bytes())?;
         told.write_all(self.told_of_the_gpu().as_bytes())?;
         told.rewind()?;
-        let mut command = start(self.program, folder);
+        let mut command = start(self.program)?;
         command.stdin(told).stdout(written.try_clone()?).stderr(errors.try_clone()?);
         let status = Group::start(&mut command)?.wait(PATIENCE);
         Ok((read(&mut written)?, String::from_utf8_lossy(&read(&mut errors)?).into_owned(), status))
@@ -365,6 +361,9 @@ fn ended(status: ExitStatus, errors: &str) -> String {
     let last = errors.lines().rev().map(str::trim).find(|line| !line.is_empty());
     let last = last.map(|line| line.chars().filter(|letter| !letter.is_control()).take(200).collect::<String>());
     let said = last.map(|line| format!(": {line}")).unwrap_or_default();
+    if status.signal() == Some(libc::SIGSYS) {
+        return format!("launch was ended: {}{said}", walls::REFUSED_CALL);
+    }
     match status.success() {
         true => format!("launch ended its process, or wrote what is no recording{said}"),
         false => format!("launch ended with {}{said}", describe(status)),

@@ -343,6 +343,33 @@ fn forged_recordings_start_nothing_that_is_not_there() {
 }
 
 #[test]
+fn host_code_is_recorded_behind_walls() {
+    let bench = Bench::new();
+    let includes = "#include <fcntl.h>\n#include <signal.h>\n#include <sys/mman.h>\n#include <sys/socket.h>\n";
+    for attempt in [
+        "socket(AF_INET, SOCK_STREAM, 0)",
+        "fork()",
+        "execl(\"/bin/true\", \"true\", (char*)0)",
+        "kill(getppid(), 0)",
+        "open(\"/tmp/x\", O_WRONLY | O_CREAT, 0600)",
+        "memfd_create(\"x\", 0)",
+        "chroot(\"/\")",
+        "setsid()",
+    ] {
+        let said =
+            bench.record(includes, &format!("if ({attempt} < 0) return 1;\nstart(x, out, 1, stream);")).unwrap_err();
+        assert!(said.contains("a system call that is refused"), "{attempt}: {said}");
+    }
+    // What is read is refused to the caller, which can tell.
+    for path in ["/etc/passwd", "/proc/self/status", "/", "/dev/nvidiactl", "/dev/null"] {
+        let body = format!("if (open(\"{path}\", O_RDONLY) < 0) return 1;\nstart(x, out, 1, stream);");
+        assert!(bench.record(includes, &body).unwrap_err().contains("launch returned cudaError_t 1"), "{path}");
+    }
+    // Its files are open and may be read again: what is written there is a claim like any other.
+    assert!(bench.record(includes, "if (lseek(0, 0, SEEK_SET) < 0) return 1;\nstart(x, out, 1, stream);").is_ok());
+}
+
+#[test]
 fn a_damaged_stand_in_is_made_again() {
     let bench = Bench::new();
     let folder = bench.recorder.folder().unwrap();
