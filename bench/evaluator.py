@@ -212,6 +212,9 @@ def agreement(options, corpus):
         judged, _ = stage.judge([case[2] for case in chosen], patience=900)
         stage.close()
         verdicts |= {case[1]: verdict for case, verdict in zip(chosen, judged)}
+        # What a later interruption leaves.
+        save(options, f"agreement-{policy}", [{"id": case[1]} | verdict for case, verdict in zip(chosen, judged)])
+        print(f"{policy}: {len(chosen)} judged after {time.perf_counter() - started:.0f} s", flush=True)
     lines = [{"id": case[1], "expected": list(case[4])} | verdicts[case[1]] for case in cases]
     save(options, "agreement", lines)
     by_class = {}
@@ -277,10 +280,10 @@ def correct_only(options, corpus):
     report("correct, not timed, a second", f"{right / seconds:.1f} ({right} of {len(rows)})", "bar 30")
     launches = [name for name in corpus.tasks if corpus.tasks[name]["format"] == "launch"]
     warm(stage, corpus, launches)
-    rows = [corpus.row("right", launches[count % len(launches)]) for count in range(40)]
+    rows = [corpus.row("right", launches[count % len(launches)]) for count in range((options.count or 400) // 2)]
     verdicts, seconds = stage.judge(rows)
     right = sum(verdict["outcome"] == "correct" for verdict in verdicts)
-    report("the same in format launch", f"{right / seconds:.1f} ({right} of {len(rows)})")
+    report("the same in format launch", f"{right / seconds:.1f} ({right} of {len(rows)})", "bar 25")
     stage.close()
 
 
@@ -301,6 +304,12 @@ def timed(options, corpus):
     report("seconds of each, median, waiting included", parts)
     alone = [json.loads(verdict["verdict"])["performance"]["alone_s"] for verdict in right]
     report("seconds of each with the card to itself, mean", f"{statistics.mean(alone):.3f}")
+    launches = [name for name in corpus.tasks if corpus.tasks[name]["format"] == "launch"]
+    warm(stage, corpus, launches)
+    rows = [corpus.row("right", launches[count % len(launches)]) for count in range((options.count or 120) // 2)]
+    verdicts, seconds = stage.judge(rows)
+    right = sum(verdict["outcome"] == "correct" and bool(verdict["speedup_compile"]) for verdict in verdicts)
+    report("the same in format launch", f"{right / seconds:.1f} ({right} of {len(rows)})", "bar 8")
     stage.close()
 
 
