@@ -6,6 +6,8 @@ pub mod candidate;
 mod catalog;
 pub mod check;
 mod child;
+#[cfg(test)]
+mod claims_test;
 pub mod compile;
 pub mod doctor;
 pub mod evaluator;

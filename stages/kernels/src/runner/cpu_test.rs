@@ -55,7 +55,7 @@ impl Task {
     }
 }
 
-fn build(format: Format, source: &str, task: &Task) -> (TempDir, Result<Built, CompileFailure>) {
+pub(super) fn build(format: Format, source: &str, task: &Task) -> (TempDir, Result<Built, CompileFailure>) {
     let folder = TempDir::new().expect("a folder");
     let candidate = Candidate { format, source: source.to_owned(), name: "test".to_owned() };
     let built = toolchain().build(&candidate, &task.header(), folder.path()).expect("the toolchain works");
@@ -63,15 +63,15 @@ fn build(format: Format, source: &str, task: &Task) -> (TempDir, Result<Built, C
 }
 
 /// A file that holds the task's tensors, poison in the output, and a scratch buffer.
-struct Arena {
-    file: tempfile::NamedTempFile,
-    bytes: u64,
-    spans: Vec<Span>,
-    scratch: Span,
+pub(super) struct Arena {
+    pub(super) file: tempfile::NamedTempFile,
+    pub(super) bytes: u64,
+    pub(super) spans: Vec<Span>,
+    pub(super) scratch: Span,
 }
 
 impl Arena {
-    fn new(task: &Task, scratch_bytes: u64) -> Self {
+    pub(super) fn new(task: &Task, scratch_bytes: u64) -> Self {
         let poison = vec![0xff; task.output_bytes];
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         let mut at = GAP;
@@ -86,7 +86,7 @@ impl Arena {
         Self { file, bytes, spans, scratch: Span { offset: at, bytes: scratch_bytes } }
     }
 
-    fn output(&self) -> Vec<u8> {
+    pub(super) fn output(&self) -> Vec<u8> {
         let span = self.spans.last().expect("an output");
         let mut bytes = vec![0; span.bytes as usize];
         let file = OpenOptions::new().read(true).open(self.file.path()).expect("the arena");
@@ -106,7 +106,7 @@ fn run(program: &Path, task: &Task, scratch_bytes: u64, limit: Duration) -> Resu
     Ok(arena.output())
 }
 
-fn programs(built: &Built) -> [&Path; 2] {
+pub(super) fn programs(built: &Built) -> [&Path; 2] {
     let Artifact::Host { memory, race } = &built.artifact else { panic!("not for the CPU") };
     [memory, race]
 }

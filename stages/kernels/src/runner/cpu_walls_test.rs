@@ -1,7 +1,7 @@
 //! Candidates that reach the C library by other ways than names, so that nothing of it shows when they are compiled: what
 //! they do then is refused by the walls, and the verdict says so.
 
-use super::tests::{Task, faults, one_to_one, output};
+use super::tests::{Arena, Task, build, faults, one_to_one, output, programs};
 use super::*;
 use crate::candidate::Format;
 
@@ -92,4 +92,39 @@ fn a_candidate_that_finds_the_c_library_is_still_behind_walls() {
             assert!(fault.message.contains(&says), "{attempt}: {fault:?}");
         }
     }
+}
+
+#[test]
+fn each_start_is_a_process_of_its_own() {
+    let source = r#"
+#include "task.h"
+__device__ float runs = 0;
+__global__ void k(const float* x, float* out) { out[threadIdx.x] = threadIdx.x == 0 ? ++runs : 0.0f; }
+TASK_LAUNCH(k, 1, 32)
+"#;
+    let task = task();
+    let (_folder, built) = build(Format::Kernel, source, &task);
+    let built = built.expect("it compiles");
+    for program in programs(&built) {
+        let arena = Arena::new(&task, 0);
+        let start =
+            || CpuRunner::start(program, arena.file.path(), arena.bytes, CpuLimits::default()).unwrap().unwrap();
+        let mut runners = [start(), start()];
+        assert_ne!(runners[0].process.id(), runners[1].process.id());
+        for (run, runner) in [(1.0f32, 0), (2.0, 0), (1.0, 1), (3.0, 0)] {
+            runners[runner].run(0, &arena.spans, arena.scratch, Duration::from_secs(30)).unwrap().unwrap();
+            assert_eq!(arena.output()[..4], run.to_le_bytes(), "{}", program.display());
+        }
+    }
+}
+
+#[test]
+fn managed_variables_are_plain_ones() {
+    let source = r#"
+#include "task.h"
+__managed__ float kept[32];
+__global__ void k(const float* x, float* out) { kept[threadIdx.x] = 1.0f; out[threadIdx.x] = kept[threadIdx.x]; }
+TASK_LAUNCH(k, 1, 32)
+"#;
+    assert_eq!(output(Format::Kernel, source, &task()), [0x3f80_0000u32; 32].map(u32::to_le_bytes).concat());
 }
