@@ -76,6 +76,11 @@ async fn order_duplicates_and_other_columns_execute_nothing() {
     let (rows, _) = counts(&mut lab).await;
     assert_eq!(rows.executed, 10);
     assert_eq!(asked.take().into_iter().collect::<BTreeSet<_>>(), (1000..1010).collect());
+    let told = lab.events.iter().find_map(|event| match event {
+        RunEvent::StageStarted { rows, .. } => *rows,
+        _ => None,
+    });
+    assert_eq!(told, Some(RowCounts { total: 1010, executed: 10, reused: 1000, ..RowCounts::default() }));
 }
 
 #[tokio::test]
@@ -310,6 +315,70 @@ async fn allowed_failures_are_tried_again_by_each_run() {
     assert_eq!((report.outputs["r"]["rows"].rows, asked.take()), (Some(10), vec![7]));
     assert_eq!(lab.plan(&lenient).await, "r: hit");
     assert_eq!(lab.plan(ROWS).await, "r: hit");
+}
+
+#[tokio::test]
+async fn a_try_that_brings_some_of_the_failed_rows_is_a_new_result() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    let lenient = ROWS.replace("inputs:", "allow_failed_rows: 2, inputs:");
+    ids(&lab, &(0..10).collect::<Vec<_>>(), "x");
+    for (failing, rows) in [(7..9, 8), (8..9, 9)] {
+        asked.program(&lab, move |columns| match failing.contains(&columns["id"].as_i64().unwrap()) {
+            true => Answer::Failed,
+            false => square(columns),
+        });
+        let (report, _) = lab.run(&lenient).await;
+        assert_eq!(report.outputs["r"]["rows"].rows, Some(rows));
+    }
+}
+
+#[tokio::test]
+async fn results_that_vanish_meanwhile_are_made_again() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, square);
+    ids(&lab, &[1, 2], "x");
+    let (report, _) = lab.run(ROWS).await;
+    let manifest = lab.store.run(&report.run).await.unwrap().unwrap();
+    let folder = format!("v1/rows/{}", manifest.stages["r"].base.unwrap());
+    asked.take();
+    let (store, cleared) = (lab.store.clone(), AtomicU32::new(0));
+    asked.program(&lab, move |columns| {
+        if cleared.fetch_add(1, Ordering::SeqCst) == 0 {
+            futures::executor::block_on(async {
+                for segment in store.near().list(&folder).await.unwrap() {
+                    store.near().delete(&format!("{folder}/{}", segment.name)).await.unwrap();
+                }
+            });
+        }
+        square(columns)
+    });
+    ids(&lab, &[1, 2, 3], "x");
+    let (_, table) = counts(&mut lab).await;
+    let squares: Vec<_> = table.iter().map(|row| row["square"].as_i64().unwrap()).collect();
+    assert_eq!(squares, [1, 4, 9]);
+    let mut asked = asked.take();
+    assert_eq!(asked.remove(0), 3);
+    assert_eq!(asked.into_iter().collect::<BTreeSet<_>>(), [1, 2].into());
+}
+
+#[tokio::test]
+async fn a_few_rejected_rows_are_named() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, |_| Answer::Rejected);
+    for (rejected, named, more) in [(3, 3, None), (5, 3, Some("and 2 more: cuda-agent show 'r' --rejected"))] {
+        ids(&lab, &(0..rejected).collect::<Vec<_>>(), "x");
+        counts(&mut lab).await;
+        let messages: Vec<&str> = lab.events.iter().filter_map(message).collect();
+        assert_eq!(messages.iter().filter(|text| text.contains(" is rejected: ")).count(), named, "{messages:?}");
+        assert_eq!(messages.iter().find(|text| text.starts_with("and ")).copied(), more);
+    }
+}
+
+fn message(event: &RunEvent) -> Option<&str> {
+    match event {
+        RunEvent::Message { message, .. } => Some(message),
+        _ => None,
+    }
 }
 
 #[tokio::test]

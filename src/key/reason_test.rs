@@ -49,6 +49,19 @@ fn a_changed_table_names_its_changed_columns() {
 }
 
 #[test]
+fn a_new_column_is_no_other_order() {
+    let ordered = |names: &[&str]| {
+        let columns: Vec<(&str, u8)> = names.iter().map(|name| (*name, 1)).collect();
+        let InputIdentity::Table { rows, columns, .. } = table(&columns) else { unreachable!("it is a table") };
+        let order = names.iter().map(|name| (*name).to_owned()).collect();
+        let input = InputIdentity::Table { rows, columns, order };
+        move |preimage: &mut Preimage| drop(preimage.inputs.insert("rows".into(), input))
+    };
+    assert_eq!(told(ordered(&["a", "b"]), ordered(&["a", "b", "c"])), "input rows changed (columns c)");
+    assert_eq!(told(ordered(&["a", "b"]), ordered(&["b", "a"])), "input rows changed (the order of its columns)");
+}
+
+#[test]
 fn a_changed_file_of_a_command_is_no_changed_command() {
     let command = |text: &str, file: u8| {
         let files = BTreeMap::from([("work.sh".to_owned(), Digest([file; 32]))]);

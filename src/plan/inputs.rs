@@ -494,6 +494,42 @@ mod tests {
         assert_ne!(answer(changed + SECOND), kept);
     }
 
+    #[tokio::test]
+    async fn a_changed_file_is_found_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("f");
+        std::fs::write(&file, "text").unwrap();
+        let cache = FileCache::load(&folder.path().join("cache/files.json"));
+        let input = cache.input(&file, PortType::Tree, Hurry::No).await.unwrap();
+        assert!(input.is_unchanged().await);
+        std::fs::write(&file, "other").unwrap();
+        assert!(!input.is_unchanged().await);
+        assert!(Input::stored(artifact("x")).is_unchanged().await, "the store's are not looked at");
+    }
+
+    #[test]
+    fn stamps_are_as_fine_as_the_file_system() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = std::fs::File::create(folder.path().join("f")).unwrap();
+        file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::new(100, 7)).unwrap();
+        let stamp = Stamp::of(&folder.path().join("f")).unwrap();
+        assert_eq!((stamp.modified_ns, stamp.size), (100 * SECOND + 7, 0));
+        assert!(stamp.changed_ns <= now_ns() && now_ns() - stamp.changed_ns < 3600 * SECOND, "{stamp:?}");
+    }
+
+    #[test]
+    fn what_is_being_read_is_told_with_its_bytes() {
+        let cache = FileCache::load(Path::new("none"));
+        let reading = |done: u64, total: u64| {
+            Arc::new(Reading { done: Arc::new(done.into()), total: total.into(), ..Reading::default() })
+        };
+        let all = [("over", reading(5, 0)), ("begun", reading(0, 10)), ("grows", reading(12, 10))];
+        *cache.reading.lock().unwrap() = all.map(|(path, reading)| (path.into(), reading)).into();
+        let mut told = cache.reading();
+        told.sort();
+        assert_eq!(told, [("begun".into(), 0, 10), ("grows".into(), 10, 10)]);
+    }
+
     #[test]
     fn the_cache_is_written_only_where_its_folder_can_be_made() {
         let folder = tempfile::tempdir().unwrap();

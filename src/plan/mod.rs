@@ -793,3 +793,6 @@ fn declared_outputs(stage: &Stage) -> Value {
         .collect::<serde_json::Map<_, _>>()
         .into()
 }
+
+#[cfg(test)]
+mod tests;

@@ -191,6 +191,47 @@ mod tests {
         assert_eq!(index.find(&digest(7)), Some(Place { segment: 0, row: 0 }));
         assert_eq!(index.find(&digest(8)), Some(Place { segment: 1, row: 0 }));
         assert_eq!((index.find(&digest(9)), index.len()), (None, 2));
+        assert!(!index.is_empty() && RowIndex::default().is_empty());
+    }
+
+    #[test]
+    fn the_highest_epoch_is_that_of_any_segment() {
+        assert_eq!(RowIndex::default().epoch(), 0);
+        let segments = [name(2, 1), name(5, 2), name(3, 3)].map(|name| (name, Vec::new()));
+        assert_eq!(RowIndex::build(segments.into()).epoch(), 5);
+    }
+
+    /// Nothing but time would tell that all rows have one hash.
+    #[test]
+    fn a_digest_is_hashed_by_its_first_bytes() {
+        use std::hash::BuildHasher;
+        let row = digest(7);
+        let first = u64::from_le_bytes(row.0[..8].try_into().unwrap());
+        assert_eq!(BuildHasherDefault::<Prefix>::default().hash_one(row), first);
+    }
+
+    #[tokio::test]
+    async fn a_segment_is_read_once() {
+        use cuda_agent_protocol::{RowResult, RowStatus};
+        let manifest = serde_json::json!({
+            "name": "lab/rows", "version": "1.0.0", "summary": "Works on rows.", "run": ["x"], "outputs": {},
+        });
+        let schema = segment::SegmentSchema::new(&serde_json::from_value(manifest).unwrap());
+        let (folder, store, base) = (tempfile::tempdir().unwrap(), Store::memory(), Digest([9; 32]));
+        let cache = folder.path().join("index");
+        let outputs = Default::default();
+        let row = digest(7).to_string();
+        let result = RowResult { row, status: RowStatus::Done, reason: None, detail: None, outputs };
+        let bytes = segment::encode(&schema.batch(&[result]).unwrap()).unwrap();
+        let name = store.put_segment(&base, 0, bytes).await.unwrap();
+        let foreign = store.put_segment(&base, 0, b"no segment".as_slice().into()).await.unwrap();
+        let index = RowIndex::load(&store, &base, &cache).await.unwrap();
+        assert_eq!((index.segments.as_slice(), index.len()), ([name].as_slice(), 1), "but for {foreign}");
+        // What the cache says is believed until the rows themselves are read.
+        fs::write(&cache, []).unwrap();
+        append_cache(&cache, &[(name, vec![digest(8)])], 0);
+        let index = RowIndex::load(&store, &base, &cache).await.unwrap();
+        assert_eq!((index.find(&digest(7)), index.find(&digest(8)).map(|place| place.row)), (None, Some(0)));
     }
 
     #[test]

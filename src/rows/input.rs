@@ -106,4 +106,19 @@ mod tests {
         assert!(rows.named_by(&digest.to_string()).starts_with("row 4049 (n=4049, "));
         assert_eq!(rows.named_by("ab"), "row ab");
     }
+
+    #[test]
+    fn a_message_has_four_values_of_a_row() {
+        let folder = tempfile::tempdir().unwrap();
+        let named = |names: &[&str]| {
+            let path = folder.path().join("t.parquet");
+            let number = |value| Arc::new(Int64Array::from(vec![value])) as ArrayRef;
+            let batch = RecordBatch::try_from_iter(names.iter().zip(1..).map(|(name, n)| (*name, number(n)))).unwrap();
+            table::write(&path, &batch.schema(), &[batch]).unwrap();
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            InputRows::read(&path, &names).unwrap().named(0)
+        };
+        assert_eq!(named(&["a", "b", "c", "d"]), "row 0 (a=1, b=2, c=3, d=4)");
+        assert_eq!(named(&["a", "b", "c", "d", "e"]), "row 0 (a=1, b=2, c=3, d=4, …)");
+    }
 }

@@ -161,6 +161,18 @@ mod tests {
         assert!(orphans(folder.path(), "file:///a").is_empty());
     }
 
+    #[tokio::test]
+    async fn orphans_are_taken_over_by_one_at_a_time() {
+        use futures::FutureExt;
+        let folder = tempfile::tempdir().unwrap();
+        let held = adopting(folder.path()).await;
+        assert!(held.is_some());
+        assert!(adopting(folder.path()).now_or_never().is_none(), "the second one waits");
+        drop(held);
+        assert!(adopting(folder.path()).await.is_some());
+        assert!(adopting(&folder.path().join("none")).await.is_none(), "there is nothing to take over");
+    }
+
     #[test]
     fn a_damaged_line_costs_no_other() {
         let folder = tempfile::tempdir().unwrap();

@@ -187,3 +187,55 @@ pub fn port_items(column: &ArrayRef) -> (Vec<(usize, usize)>, StructArray) {
         .collect();
     (ranges, lists.values().as_struct().clone())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn schema(column: &str) -> SegmentSchema {
+        let manifest = json!({
+            "name": "lab/rows", "version": "1.0.0", "summary": "Works on rows.", "run": ["x"],
+            "inputs": { "rows": { "type": "table", "columns": { "id": "int64" } } },
+            "outputs": { "rows": { "type": "table", "columns": [{ "name": column, "type": "int64" }] } },
+            "by_row": { "port": "rows" },
+        });
+        SegmentSchema::new(&serde_json::from_value(manifest).expect("a manifest reads back"))
+    }
+
+    fn answer(row: u8, status: RowStatus, port: &str, items: &[Value]) -> RowResult {
+        let items = items.iter().map(|item| item.as_object().unwrap().clone()).collect();
+        let row = Digest([row; 32]).to_string();
+        RowResult { row, status, reason: None, detail: None, outputs: [(port.to_owned(), items)].into() }
+    }
+
+    #[test]
+    fn a_segment_reads_back_in_the_order_of_digests() {
+        let schema = schema("n");
+        let answers = [
+            answer(3, RowStatus::Done, "rows", &[json!({ "n": 30 }), json!({ "n": 31 })]),
+            answer(1, RowStatus::Rejected, "rows", &[]),
+            answer(2, RowStatus::Done, "rows", &[json!({ "n": 20 })]),
+        ];
+        let bytes = encode(&schema.batch(&answers).unwrap()).unwrap();
+        assert_eq!(digests(bytes.clone()).unwrap(), [1, 2, 3].map(|row| Digest([row; 32])));
+        let batches = decode(bytes.clone()).unwrap();
+        assert_eq!(outcomes(&batches[0]), [RowOutcome::Rejected, RowOutcome::Done, RowOutcome::Done]);
+        let (ranges, items) = port_items(batches[0].column(FIXED));
+        assert_eq!(ranges, [(0, 0), (0, 1), (1, 2)]);
+        assert_eq!(items.column(0).as_primitive::<arrow::datatypes::Int64Type>().values(), &[20, 30, 31]);
+        assert!(schema.fits(bytes.clone()).unwrap());
+        assert!(!self::schema("other").fits(bytes).unwrap());
+    }
+
+    #[test]
+    fn an_answer_that_does_not_fit_is_told_by_output_and_place() {
+        let told = |port: &str, items: &[Value]| {
+            schema("n").check(&answer(1, RowStatus::Done, port, items)).map_err(|error| error.to_string())
+        };
+        assert_eq!(told("rows", &[json!({ "n": 1 })]), Ok(()));
+        assert_eq!(told("other", &[]).unwrap_err(), "there is no output `other`");
+        let wrong = told("rows", &[json!({ "n": 1 }), json!({ "n": "x" })]).unwrap_err();
+        assert!(wrong.starts_with("output `rows[1].n`: "), "{wrong}");
+    }
+}

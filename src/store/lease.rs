@@ -355,6 +355,7 @@ mod tests {
         run(&store, "a", None).await;
         run(&store, "b", None).await;
         let lease = granted(&store, "x", &a).await;
+        assert!(!lease.is_inherited());
         assert_eq!(taken(&store, "x", &b).await, "a");
         store.give_back(lease).await.unwrap();
         granted(&store, "x", &b).await;
@@ -451,6 +452,33 @@ mod tests {
         while let Some(task) = tasks.join_next().await {
             task.unwrap();
         }
+    }
+
+    #[tokio::test]
+    async fn what_no_engine_wrote_holds_nothing() {
+        let (store, a) = (Store::memory(), claimant("a"));
+        run(&store, "a", None).await;
+        store.near().create("v1/leases/x.1", Bytes::from_static(b"{\"run\":")).await.unwrap();
+        let lease = granted(&store, "x", &a).await;
+        store.give_back(lease).await.unwrap();
+        assert_eq!(left(&store).await, [""; 0]);
+    }
+
+    /// Engines of other versions must ask for the same names.
+    #[test]
+    fn the_names_of_leases_stay() {
+        let digest = Digest([10; 32]);
+        assert_eq!(of_key(&digest), "0a".repeat(32));
+        assert_eq!(of_rows(&digest, 7), format!("{}-0-07", "0a".repeat(32)));
+    }
+
+    #[test]
+    fn a_process_is_known_by_its_boot_its_namespace_and_its_start() {
+        let place = place().unwrap();
+        let (boot, namespace) = place.split_once(' ').unwrap();
+        assert!(boot.len() == 36 && namespace.starts_with("pid:["), "{place}");
+        let own = started(std::process::id());
+        assert!(own.is_some() && own != started(1));
     }
 
     #[test]

@@ -1,0 +1,161 @@
+//! What planning decides by itself: levels of stages, what the machine lacks, hints, and what earlier runs tell.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::*;
+use crate::spec;
+use crate::store::RunManifest;
+use crate::store::record::StageEntry;
+
+struct NoKinds;
+impl spec::Catalog for NoKinds {
+    fn get(&self, _: &str) -> Option<Arc<Manifest>> {
+        None
+    }
+    fn names(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+fn parse(text: &str) -> Pipeline {
+    let none = |_: &Path| Err(std::io::ErrorKind::NotFound.into());
+    let text = format!("name: p\n{text}");
+    spec::parse_pipeline(&text, Path::new("x.yaml"), Path::new("/data"), &NoKinds, &[], &none).unwrap()
+}
+
+#[test]
+fn a_stage_is_looked_up_when_all_that_feed_it_are_found() {
+    let pipeline = parse(
+        "
+stages:
+  last: { uses: run, run: x, inputs: { l: left.out, r: right.out }, outputs: { out: tree } }
+  right: { uses: run, run: x, inputs: { a: top.out, b: top.out }, outputs: { out: tree } }
+  left: { uses: run, run: x, inputs: { a: top.out }, outputs: { out: tree } }
+  top: { uses: run, run: x, inputs: { data: { path: data } }, outputs: { out: tree } }
+",
+    );
+    assert_eq!(producers(&pipeline.stages[0]), [2, 1]);
+    assert_eq!(producers(&pipeline.stages[3]), [0; 0]);
+    let order = [3, 1, 2, 0];
+    let mut levels = Levels::new(&pipeline, &order);
+    assert_eq!(levels.first(&order), [3]);
+    assert_eq!(levels.after([3].into_iter()), [1, 2]);
+    assert_eq!(levels.after([1].into_iter()), [0; 0], "the other half is missing");
+    assert_eq!(levels.after([2].into_iter()), [0]);
+}
+
+#[test]
+fn what_is_lacking_is_told_once_with_the_stages_that_lack_it() {
+    let text: String = (0..22).map(|n| format!("  s{n}: {{ uses: run, run: x }}\n")).collect();
+    let pipeline = parse(&format!("stages:\n{text}"));
+    let lack = |package: &str| ToolchainError::NoPackage { package: package.into(), python: "python3".into() };
+    let told = |met: &[(usize, &str)]| {
+        let mut lacks = Lacks::default();
+        met.iter().for_each(|(stage, package)| lacks.add(&pipeline.stages[*stage], lack(package)));
+        lacks.told().map(|error| error.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        told(&[(0, "torch"), (1, "numpy"), (2, "torch")]),
+        [
+            "stage `s0`, `s2`: the Python package `torch` is not installed for python3",
+            "stage `s1`: the Python package `numpy` is not installed for python3",
+        ]
+    );
+    let all: Vec<(usize, &str)> = (0..22).map(|stage| (stage, "torch")).collect();
+    assert!(told(&all[..20])[0].starts_with("stage `s0`, ") && told(&all[..20])[0].contains("`s19`: "));
+    assert!(told(&all)[0].contains("`s19`, `… 2 more`: "), "{:?}", told(&all));
+}
+
+#[test]
+fn an_error_of_a_plan_says_what_to_do_and_whose_it_is() {
+    let input = |hint: &str| PlanError::Input {
+        location: "x.yaml:1:1".into(),
+        stage: "s".into(),
+        port: "p".into(),
+        message: "wrong".into(),
+        hint: hint.into(),
+    };
+    let lack = |error| PlanError::Toolchain { stage: "s".into(), error };
+    let no_python = lack(ToolchainError::NoPython { python: "python3".into(), message: "gone".into() });
+    let no_package = lack(ToolchainError::NoPackage { package: "torch".into(), python: "python3".into() });
+    let away = StoreError { hint: Some("wait".into()), ..StoreError::new("memory://", "read", "x", "away") };
+    let program = PlanError::Program {
+        location: "x.yaml:1:1".into(),
+        stage: "s".into(),
+        error: ArtifactError::Contract("wrong".into()),
+    };
+    assert_eq!((input("mend it").hint(), input("").hint()), (Some("mend it".into()), None));
+    assert!(no_python.hint().unwrap().starts_with("`make venv` makes .venv; "));
+    assert!(no_package.hint().unwrap().contains("`pip install torch`"));
+    assert_eq!((PlanError::Store(away.clone()).hint(), program.hint()), (Some("wait".into()), None));
+    let usage = [input(""), program, no_python, no_package, PlanError::Store(away)].map(|error| error.is_usage());
+    assert_eq!(usage, [true, true, false, false, false]);
+}
+
+/// A run of a pipeline with one stage, `s`.
+fn run(number: u32, pipeline: &str, key: Digest, outcome: &str) -> RunManifest {
+    let entry = StageEntry { key: Some(key), outcome: outcome.into(), ..StageEntry::default() };
+    RunManifest {
+        schema: 1,
+        run: format!("run-{number:03}"),
+        pipeline: pipeline.into(),
+        started_at: 0.0,
+        heartbeat_at: 0.0,
+        ended_at: Some(1.0),
+        outcome: "done".into(),
+        params: BTreeMap::from([("rate".into(), json!(number))]),
+        stages: BTreeMap::from([("s".into(), entry)]),
+    }
+}
+
+async fn history(runs: impl IntoIterator<Item = RunManifest>) -> History {
+    let store = Store::memory();
+    for run in runs {
+        store.put_run(&run).await.unwrap();
+    }
+    History::load(&store, "p").await.unwrap()
+}
+
+#[tokio::test]
+async fn the_newest_twenty_runs_of_a_pipeline_are_looked_at() {
+    let key = |number: u32| Digest::of_bytes(&number.to_le_bytes());
+    let mut runs: Vec<RunManifest> = (0..30).map(|number| run(number, "p", key(number), "done")).collect();
+    runs.extend((30..40).map(|number| run(number, "other", key(number), "done")));
+    runs.push(run(29, "p", key(29), "failed"));
+    let history = history(runs).await;
+    let found: Vec<(&str, Digest)> = history.results("s").collect();
+    let expected: Vec<(String, Digest)> = (10..29).rev().map(|n| (format!("run-{n:03}"), key(n))).collect();
+    assert_eq!(found, expected.iter().map(|(run, key)| (run.as_str(), *key)).collect::<Vec<_>>());
+    assert_eq!(history.params("run-012").unwrap()["rate"], json!(12));
+    assert_eq!((history.params("run-009"), history.params("run-035")), (None, None));
+}
+
+#[tokio::test]
+async fn a_hint_stands_in_only_where_no_run_is_known() {
+    let hint = || Hint { run: "far".into(), stages: BTreeMap::from([("s".into(), Digest([2; 32]))]) };
+    let known = history([run(1, "p", Digest([1; 32]), "done")]).await.or_hint(hint());
+    assert_eq!(known.results("s").collect::<Vec<_>>(), [("run-001", Digest([1; 32]))]);
+    let unknown = history([]).await.or_hint(hint());
+    assert_eq!(unknown.results("s").collect::<Vec<_>>(), [("far", Digest([2; 32]))]);
+}
+
+#[tokio::test]
+async fn a_stage_without_a_record_has_a_reason() {
+    let pipeline = parse("stages: { s: { uses: run, run: x }, other: { uses: run, run: x } }");
+    let preimage: Preimage = serde_json::from_value(json!({
+        "schema": 1, "kind": "run", "program": { "version": "1" }, "params": {}, "inputs": {},
+    }))
+    .unwrap();
+    let resolved = Resolved { key: preimage.key(), base: None, preimage, inputs: BTreeMap::new() };
+    let explained = async |stage: usize, key: Digest, outcome: &str| {
+        let (history, stage) = (history([run(1, "p", key, outcome)]).await, &pipeline.stages[stage]);
+        let reasons = history.explain(&Store::memory(), stage, &BTreeMap::new(), &resolved, &BTreeMap::new()).await;
+        reasons.unwrap().iter().map(MissReason::to_string).collect::<Vec<_>>().join("; ")
+    };
+    assert_eq!(explained(0, resolved.key, "failed").await, "failed in run run-001");
+    assert_eq!(explained(0, resolved.key, "hit").await, "its record is gone from the store");
+    assert_eq!(explained(0, resolved.key, "cancelled").await, "never run");
+    assert_eq!(explained(0, Digest([1; 32]), "failed").await, "never run", "of another key nothing is known");
+    assert_eq!(explained(1, resolved.key, "done").await, "never run");
+}
