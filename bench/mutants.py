@@ -50,11 +50,10 @@ PLACES = {
 }
 INTEGRATION = "--test=integration"
 ROUNDS = [
-    # By-row execution has no unit tests.
     (
         "--lib",
         ["--skip=spec::", "--skip=artifact::", "--skip=store::tier::", "--skip=store::remote::", "--skip=host::"],
-        [place for place in PLACES if place != "by_row"],
+        list(PLACES),
     ),
     (INTEGRATION, ["by_row::"], ["by_row", "rows", "lease"]),
     (INTEGRATION, ["engine::", "stores::", "keys::", "rows_model::"], list(PLACES)),

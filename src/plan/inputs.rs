@@ -561,6 +561,29 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_table_is_told_with_the_command_that_makes_one() {
+        let told = |found: &str| {
+            let error = ArtifactError::NotParquet { path: "in/rows.txt".into(), found: found.into() };
+            with_hint(Path::new("in/rows.txt"), &error)
+        };
+        let readers = [
+            ("CSV", "import pyarrow.csv, ", "pyarrow.csv.read_csv('rows.txt'), 'rows.parquet'"),
+            (
+                "tab-separated text",
+                "import pyarrow.csv, ",
+                "pyarrow.csv.ParseOptions(delimiter='\\t')), 'rows.parquet'",
+            ),
+            ("JSON", "import pyarrow.json, ", "pyarrow.json.read_json('rows.txt'), 'rows.parquet'"),
+            ("an Arrow file", "import pyarrow.feather, ", "pyarrow.feather.read_table('rows.txt'), 'rows.parquet'"),
+        ];
+        for (found, import, read) in readers {
+            let told = told(found);
+            assert!(told.contains(import) && told.contains(read), "{told}");
+        }
+        assert_eq!(told("empty"), "in/rows.txt is not a Parquet file, but empty; a table input is one Parquet file");
+    }
+
+    #[test]
     fn what_cannot_be_an_input_is_told() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);

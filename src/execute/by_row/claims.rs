@@ -218,3 +218,113 @@ impl Claims {
 fn part(row: &Digest) -> u8 {
     row.0[0] / (u8::MAX / PARTS + 1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rows::segment;
+    use crate::store::lease::{Claimant, Holder};
+    use crate::store::{RunManifest, Store};
+    use cuda_agent_protocol::{RowResult, RowStatus};
+    use serde_json::json;
+
+    const BASE: Digest = Digest([9; 32]);
+
+    /// A row of a part: rows are divided by their first byte, four values to a part.
+    fn row(first: u8, last: u8) -> Digest {
+        let mut digest = Digest([last; 32]);
+        digest.0[0] = first;
+        digest
+    }
+
+    /// An index of one segment for each of these: its epoch, and its row.
+    async fn index(of: &[(u32, Digest)]) -> RowIndex {
+        let (store, folder) = (Store::memory(), tempfile::tempdir().unwrap());
+        let manifest =
+            json!({ "name": "lab/rows", "version": "1.0.0", "summary": "Rows.", "run": ["x"], "outputs": {} });
+        let schema = SegmentSchema::new(&serde_json::from_value(manifest).unwrap());
+        for (epoch, row) in of {
+            let (row, outputs) = (row.to_string(), BTreeMap::new());
+            let result = RowResult { row, status: RowStatus::Done, reason: None, detail: None, outputs };
+            let bytes = segment::encode(&schema.batch(&[result]).unwrap()).unwrap();
+            store.put_segment(&BASE, *epoch, bytes).await.unwrap();
+        }
+        RowIndex::load(&store, &BASE, &folder.path().join("index")).await.unwrap()
+    }
+
+    fn claims(rows: &[Digest], run: &str) -> Claims {
+        let filing = Filing { base: BASE, cache: PathBuf::new(), state: PathBuf::new() };
+        let wanted = Wanted { epoch: 0, refresh: false, sample: None };
+        Claims::new(filing, wanted, RowIndex::default(), 0..rows.len(), rows, run)
+    }
+
+    #[tokio::test]
+    async fn a_refresh_does_each_row_once() {
+        let (old, new, none) = (row(0, 1), row(0, 2), row(0, 3));
+        let index = index(&[(0, old), (1, new)]).await;
+        let there = |refresh: bool, epoch: u32| {
+            let wanted = Wanted { epoch, refresh, sample: None };
+            [old, new, none].map(|row| wanted.is_there(&index, &row))
+        };
+        assert_eq!(there(false, 1), [true, true, false]);
+        assert_eq!(there(true, 1), [false, true, false]);
+        assert_eq!(there(true, 2), [false, false, false]);
+    }
+
+    #[test]
+    fn rows_are_divided_by_their_first_byte() {
+        assert_eq!([0, 3, 4, 7, 8, 255].map(|first| part(&row(first, 1))), [0, 0, 1, 1, 2, PARTS - 1]);
+    }
+
+    #[test]
+    fn parts_are_asked_for_until_they_have_enough_rows() {
+        // Two rows of each of 20 parts.
+        let rows: Vec<Digest> = (0..40).map(|number| row(number / 2 * 4, number)).collect();
+        let mut claims = claims(&rows, "run");
+        let mut asked = Vec::new();
+        for (count, parts, left) in [(1, 1, 38), (2, 1, 36), (3, 2, 32), (100, CLAIMS, 16), (100, CLAIMS, 0)] {
+            let next = claims.next_parts(count);
+            assert_eq!((next.len(), claims.left(), claims.is_over()), (parts, left, left == 0), "{count}");
+            assert!(next.iter().all(|(number, of)| of.iter().all(|index| part(&rows[*index]) == *number)));
+            asked.extend(next.into_iter().flat_map(|(_, rows)| rows));
+        }
+        asked.sort_unstable();
+        assert_eq!(asked, (0..40).collect::<Vec<_>>());
+        assert!(claims.next_parts(1).is_empty());
+    }
+
+    #[test]
+    fn runs_begin_at_different_parts() {
+        let rows: Vec<Digest> = (0..PARTS).map(|part| row(part * 4, 0)).collect();
+        let first = |run: u32| claims(&rows, &format!("run-{run}")).next_parts(1)[0].0;
+        let begun: std::collections::BTreeSet<u8> = (0..100).map(first).collect();
+        assert!(begun.len() > 20 && begun.iter().all(|part| *part < PARTS), "{begun:?}");
+    }
+
+    #[tokio::test]
+    async fn a_part_is_given_back_when_all_its_rows_are_answered() {
+        let store = Store::memory();
+        let run = json!({
+            "schema": 1, "run": "a", "pipeline": "p", "started_at": 0.0, "heartbeat_at": 0.0, "ended_at": null,
+            "outcome": "running", "params": {}, "stages": {},
+        });
+        store.put_run(&serde_json::from_value::<RunManifest>(run).unwrap()).await.unwrap();
+        let claimant = Claimant::new(Holder::this("a"));
+        let mut claims = claims(&[], "a");
+        for part in [0, 1] {
+            let Asked::Granted(lease) = store.lease(&lease::of_rows(&BASE, part), &claimant).await.unwrap() else {
+                panic!("nobody has it")
+            };
+            claims.held.insert(part, (lease, 2));
+        }
+        assert_eq!(claims.finished().len(), 0);
+        claims.answered(&row(0, 1));
+        claims.answered(&row(4, 1));
+        assert_eq!(claims.finished().len(), 0);
+        claims.answered(&row(0, 2));
+        assert_eq!((claims.finished().len(), claims.finished().len()), (1, 0), "once");
+        claims.foreign.push("other".into());
+        let (foreign, held) = claims.end();
+        assert_eq!((foreign, held.len()), (vec!["other".to_owned()], 1));
+    }
+}
