@@ -72,7 +72,7 @@ pub(crate) fn mutated(number: u32) -> bool {{
     *CHOSEN == number
 }}
 """
-LEAST_LIMIT_S = 60
+LEAST_LIMIT_S = 30
 """A mutant that loops must not hold up the others, and a slow machine must not look like a loop."""
 
 
@@ -362,7 +362,7 @@ def run_round(build, index, chosen, results, kept):
     outcome, test = try_one(program, build.tree, build.environment, filters, 0, 3600)
     if outcome != "missed":
         raise SystemExit(f"round {index + 1}: without a mutant the tests end as: {outcome}, {test}")
-    limit_s = max(LEAST_LIMIT_S, 5 * (time.monotonic() - begun))
+    limit_s = max(LEAST_LIMIT_S, 3 * (time.monotonic() - begun))
     print(f"round {index + 1}: {len(left)} mutants, at most {limit_s:.0f} s each", flush=True)
     for mutant in sorted(left, key=is_apart):
         tested = build.program_of_one(target, mutant) if is_apart(mutant) else program
