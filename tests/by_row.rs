@@ -71,6 +71,10 @@ async fn order_duplicates_and_other_columns_execute_nothing() {
         assert_eq!(row["other"], "y", "the other columns are joined back");
     }
 
+    ids(&lab, &shuffled, "z");
+    let (rows, table) = counts(&mut lab).await;
+    assert!(rows.executed == 0 && table.iter().all(|row| row["other"] == "z"), "they count for the stage's key");
+
     let more: Vec<i64> = (0..1010).collect();
     ids(&lab, &more, "x");
     let (rows, _) = counts(&mut lab).await;

@@ -307,6 +307,10 @@ async fn a_tag_feeds_another_pipeline() {
     let text = "stages: { b: { uses: lab/join, inputs: { a: { artifact: texts@v1 } } } }";
     let (report, _) = lab.run(text).await;
     assert!(lab.text(&report, "b").await.contains("hello"));
+    let table = "stages: { t: { uses: lab/columns, inputs: { rows: { artifact: texts@v1 } } } }";
+    let (report, _) = lab.run(table).await;
+    let message = &report.failed["t"].message;
+    assert!(message.ends_with("expected table, but this is a file or folder, not a Parquet table"), "{message}");
 }
 
 #[tokio::test]
