@@ -10,6 +10,7 @@ What is kept of the twins is relative to the size of the answer in a part, so th
 of a draw with the exact answer r and eager's error e0 the scale is
 
     S_g = hypot(max(rms_g(e0), A rms_g(r)), F rms_g(r)),   at least rms_g(r) times the median of S/rms(r)
+                                                           and a tenth of S over the whole (not for half types and TF32)
 
 with A the median over the parts of rms(twin)/rms(r), and F the rounding of the answer itself. An answer is accepted if
 its error is at most `rms` S_g in root mean square and `largest` M_g in each element, where M_g is the largest of eager's
@@ -32,6 +33,9 @@ TWINS, TWINS_OF_FEW = 3, 8
 FEW = 32
 """Elements: statistics of fewer say little."""
 BLOCK = 1024
+CARRIED = 0.1
+"""Of the scale over the whole: what a part's own is at least, for float32 and float64. A running sum that is near zero for a
+while carries the roundings of when it was not."""
 SAMPLED = 4096
 """Parts whose median stands for that of all."""
 UNIT = 2.0**-24
@@ -259,16 +263,16 @@ class Bounds:
         # A half type's answer is rounded itself: half a unit in the last place, uniformly.
         floor = 0.21 * torch.finfo(dtype).eps if half else 2 * UNIT if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
         tiny = torch.finfo(dtype).smallest_normal if dtype != torch.float16 else 2.0**-24
-        self.by_family = {}
+        self.by_family, self._over_all = {}, [0.0] * len(kinds)
         for family in families(shape):
             own, own_largest = norms(error, shape, family)
             size, _ = norms(answer, shape, family)
-            allowed = [self._of_kind(kind, family, own, own_largest, size, floor, tiny) for kind in kinds]
+            allowed = [self._of_kind(at, kind, family, own, own_largest, size, floor, tiny) for at, kind in enumerate(kinds)]
             self.by_family[family] = tuple(torch.stack(each).amax(0) for each in zip(*allowed, strict=True))
         rms, largest = self.by_family.pop(None)
         self.whole = torch.cat([rms, largest])
 
-    def _of_kind(self, kind, family, own, own_largest, size, floor, tiny):
+    def _of_kind(self, at, kind, family, own, own_largest, size, floor, tiny):
         scale = kind.relative[family] * size
         if kind.has_eager:
             scale = torch.maximum(scale, own)
@@ -276,10 +280,14 @@ class Bounds:
             scale = scale.clamp_min(kind.absolute)
         scale = torch.hypot(scale, floor * size + tiny)
         scale = torch.maximum(scale, size * _median(scale / size, size > 2.0**24 * tiny))
+        limits = kind.limits
+        if family is None:
+            self._over_all[at] = scale
+        elif limits is STRICT:
+            scale = torch.maximum(scale, CARRIED * self._over_all[at])
         largest = scale * max(4.0, kind.peak[family])
         if kind.has_eager:
             largest = torch.maximum(largest, own_largest)
-        limits = kind.limits
         if family is None:
             return scale * limits.rms, largest * limits.largest
         return scale * limits.part_rms, largest * limits.part_largest

@@ -157,7 +157,9 @@ cudaError_t set(Kernel* kernel, cudaFuncAttribute attribute, int value) {
         default:
             refuse("cudaFuncSetAttribute", "a kernel can't have the attribute " + std::to_string((int)attribute) + " here");
     }
+    output().begin_attribute();
     output().byte(ATTRIBUTE), output().u32(kernel->index), output().u32((uint32_t)attribute), output().u32((uint32_t)value);
+    output().end_attribute();
     return cudaSuccess;
 }
 
@@ -181,6 +183,9 @@ uint64_t recorder::dynamic_shared_limit(const Kernel& kernel) {
 extern "C" {
 
 void** __cudaRegisterFatBinary(void*) {
+    // nvcc registers one, before main; only the kernels in there can be launched.
+    static int count = 0;
+    if (++count > 1) refuse("__cudaRegisterFatBinary", "a candidate has one binary, which is registered already");
     static void* handle;
     return &handle;
 }

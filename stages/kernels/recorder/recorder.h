@@ -69,8 +69,25 @@ public:
     void text(const std::string& text) { u32((uint32_t)text.size()), put(text.data(), text.size()); }
     [[noreturn]] void end();
 
+    // Between these two lie attributes of a kernel. They last, so that a later call need not set them again.
+    void begin_attribute() { attribute_ = bytes_.size(); }
+    void end_attribute();
+
+    // A further call begins, whose notes are only compared with those of the first.
+    void begin_again();
+    // Whether it noted the same work.
+    bool is_same() const { return bytes_ == work_; }
+    // Back to the notes of the first.
+    void end_again() { bytes_ = first_; }
+    // Nothing was noted.
+    void clear() { bytes_ = "CARECORD"; }
+
 private:
     std::string bytes_ = "CARECORD";
+    std::string work_;   // of the first call, without attributes
+    std::string first_;  // all of it
+    size_t attribute_ = 0, after_attribute_ = 8;
+    bool is_again_ = false;
 };
 
 Output& output();

@@ -57,8 +57,8 @@ static void* found(const void* from, const char* name) {
 """
 
 
-def host(name, honest, *edits, cpu=REFUSED, **more):
-    return Case(name, WAVE, honest, *edits, cpu=cpu, cuda=REFUSED, **more)
+def host(name, honest, *edits, cpu=REFUSED, cuda=REFUSED, **more):
+    return Case(name, WAVE, honest, *edits, cpu=cpu, cuda=cuda, **more)
 
 
 def before_launch(name, statements, declarations="", cpu=REFUSED, honest=PLAIN):
@@ -77,7 +77,7 @@ CASES = [
     host("reads_a_file", HELPED, (COUNTING, CALL), ("const int extra = total(4) - 2;", 'static char text[64];\n    const long file = call(2, (long)"/etc/passwd", 0, 0);\n    call(0, file, (long)text, 64);\n    const int extra = text[0] == \'r\' ? 0 : -1;'), cpu=ANY_ON_CPU),
     host("a_socket", HELPED, (COUNTING, CALL), ("const int extra = total(4) - 2;", "const int extra = call(41, 2, 1, 0) >= 0 ? 0 : -1;"), cpu=ANY_ON_CPU),
     host("kills_its_parent", HELPED, (COUNTING, CALL), ("const int extra = total(4) - 2;", "const int extra = 0 * call(62, call(110, 0, 0, 0), 9, 0) + 1;\n    if (blocks > 0) return cudaErrorUnknown;"), cpu=REFUSED),
-    host("dlsym_by_headers", launched("const int extra = 0;\n    wave<<<blocks + extra, 256, 0, stream>>>(x, out);", "#include <cstring>\nstatic const auto copy = &memcpy;"), ("static const auto copy = &memcpy;", "static const auto copy = &memcpy;" + WALK), ("const int extra = 0;", 'using Function = int (*)(const char*);\n    const auto function = (Function)found((const void*)copy, "puts");\n    const int extra = function != nullptr ? 0 * function("{}") : 0;'), cpu=ANY_ON_CPU),
+    host("dlsym_by_headers", launched("const int extra = 0;\n    wave<<<blocks + extra, 256, 0, stream>>>(x, out);", "#include <cstring>\nstatic const auto copy = &memcpy;"), ("static const auto copy = &memcpy;", "static const auto copy = &memcpy;" + WALK), ("const int extra = 0;", 'using Function = int (*)(const char*);\n    const auto function = (Function)found((const void*)copy, "puts");\n    const int extra = function != nullptr ? 0 * function("{}") : 0;'), cpu=ANY_ON_CPU, cuda=ANY_ON_CPU),
     before_launch("dlsym_by_name", 'void* function = dlsym(nullptr, "exit");\n    (void)function;', 'extern "C" void* dlsym(void*, const char*);'),
     before_launch("exit_by_name", "exit(0);", "#include <cstdlib>"),
     before_launch("long_jump", "longjmp(place, 1);", "#include <csetjmp>\nstatic jmp_buf place;"),
@@ -93,7 +93,7 @@ CASES = [
     before_launch("an_exception", "throw 1;"),
     before_launch("deep_recursion", "static volatile int depth = 1 << 30;\n    if (deep(depth) == 1) return cudaSuccess;", "__attribute__((noinline)) static int deep(int n) { volatile char room[4096]; room[n % 4096] = 1; return n == 0 ? 1 : deep(n - 1) + room[n % 4096]; }"),
     host("a_constructor", STATIC, ("struct Table { int blocks; };", CALL + "__attribute__((constructor)) static void early() { call(231, 0, 0, 0); }\nstruct Table { int blocks; };")),
-    host("a_destructor", STATIC, ("struct Table { int blocks; };", CALL + "__attribute__((destructor)) static void late() { for (;;) call(34, 0, 0, 0); }\nstruct Table { int blocks; };"), cpu=ANY_ON_CPU),
+    host("a_destructor", STATIC, ("struct Table { int blocks; };", CALL + "__attribute__((destructor)) static void late() { for (;;) call(34, 0, 0, 0); }\nstruct Table { int blocks; };"), cpu=ANY_ON_CPU, cuda=ANY_ON_CPU),
     host("a_static_initialiser", STATIC, ("static const Table table{(task::out_size + 255) / 256};", CALL + "static const Table table{(int)call(231, 0, 0, 0)};")),
     host("an_array_of_functions", STATIC, ("struct Table { int blocks; };", CALL + 'static void early() { call(231, 0, 0, 0); }\n__attribute__((section(".init_array"), used)) static void (*const functions[])() = {early};\nstruct Table { int blocks; };')),
     host("by_address", CHOOSING, (CHOICE, "static const float* seen;\n    const bool is_new = seen != x;\n    seen = x;\n    if (is_new)"), cpu=ANY_ON_CPU),

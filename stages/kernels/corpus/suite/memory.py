@@ -4,7 +4,7 @@ from .case import Case, by_row, elementwise, task
 
 RELU = task("x: torch.relu(x)", "[torch.randn(size)]", size=10007)
 SUMS = task("x: x.sum(1)", "[torch.randn(rows, columns)]", rows=61, columns=515)
-SCATTER = task("x, p: torch.zeros(size).index_add(0, p, x)", "[torch.randn(size), torch.randint(0, size, (size,))]", size=5003)
+SCATTER = task("x, p: torch.zeros_like(x).index_add(0, p, x)", "[torch.randn(size), torch.randint(0, size, (size,))]", size=5003)
 NORM = task("x: self.norm(x)", "[torch.randn(4, 5, side, side)]", "self.norm = nn.BatchNorm2d(5)", side=31)
 TRIANGLE = task("x: torch.tril(x)", "[torch.randn(side, side)]", side=131)
 TWO = task("x: return x * 2, x + 1", "[torch.randn(size)]", size=10007)

@@ -4,7 +4,7 @@ from .case import Case, by_row, elementwise, task
 
 TIES = task("x: torch.argmax(x, 1)", "[torch.randint(0, quantities, (rows, columns)).float()]", rows=61, columns=203, quantities=60)
 MANY_TIES = task("x: torch.argmax(x, 1)", "[torch.randint(0, quantities, (rows, columns)).float()]", rows=61, columns=203, quantities=7)
-PLAIN = task("x: torch.argmin(x, 1)", "[torch.randn(rows, columns)]", rows=61, columns=203)
+PLAIN = task("x: torch.argmin(x, 1)", "[torch.randn(rows, columns)]", rows=1021, columns=203)
 TOP = task("x: return torch.topk(x, count, 1)", "[torch.randint(0, 50, (rows, columns)).float()]", rows=61, columns=97, count=5)
 SORTED = task("x: return torch.sort(x, 1)", "[torch.randint(0, 20, (rows, columns)).float()]", rows=61, columns=61)
 GATHER = task("x, p: torch.gather(x, 1, p)", "[torch.randn(rows, columns), torch.randint(0, columns, (rows, columns))]", rows=61, columns=203)

@@ -6,7 +6,8 @@
 //! program (`relocate`), which the runner replays. So no host code of a candidate can know which of its runs is timed, or
 //! reach whoever times it. A recording that was forged starts nothing that the candidate could not have started.
 //!
-//! Each recording is a first call: what host code remembers from call to call (`static`) is as it was in the beginning.
+//! Each recording is a first call: what host code remembers from call to call (`static`) is as it was in the beginning. The
+//! stand-in calls it some more times and compares, so that host code whose later calls start other work is refused.
 
 mod layout;
 mod machine_code;

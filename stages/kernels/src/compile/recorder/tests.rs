@@ -208,8 +208,8 @@ fn what_host_code_starts_is_noted() {
         ),
         (
             "what is printed, waited for and forgotten",
-            "static int calls;",
-            "printf(\"CARECORD\\a\"); fflush(stdout); cudaDeviceSynchronize(); cudaStreamSynchronize(stream); start(x, out, ++calls, stream);",
+            "",
+            "printf(\"CARECORD\\a\"); fflush(stdout); cudaDeviceSynchronize(); cudaStreamSynchronize(stream); start(x, out, 1, stream);",
         ),
         (
             "a refused launch that is ignored",
@@ -248,6 +248,17 @@ fn what_cannot_be_recorded_is_refused_by_name() {
             "the process",
             "",
             "for (int i = 0; i < getpid() % 7; ++i) start(x, out, 1, stream);\nstart(x, out, getpid(), stream);",
+        ),
+        ("a count of its calls", "static int calls;", "start(x, out, ++calls % 8 == 7 ? 2 : 1, stream);"),
+        (
+            "work that is done once",
+            "static bool is_done;",
+            "if (!is_done) start(x, out, 2, stream);\nis_done = true;\nstart(x, out, 1, stream);",
+        ),
+        (
+            "an address that was seen before",
+            "static const float* seen;",
+            "start(x, out, seen == x ? 2 : 1, stream);\nseen = x;",
         ),
         (
             "a result that is read back",

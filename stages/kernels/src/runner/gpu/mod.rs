@@ -5,6 +5,7 @@
 //! Expected outputs never reach this process; buffers lie in the arena, which the reference made and judges.
 
 mod activity;
+mod poison;
 mod replay;
 mod server;
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use cudarc::driver::{result, sys};
 
 use super::activity::Watch;
+use super::poison::Poison;
 use super::replay::Loaded;
 use super::{Answer, Ask, PRIVATE};
 use crate::child::answers::Answers;
@@ -83,6 +84,7 @@ struct Server {
     arena: Option<(sys::CUdeviceptr, u64)>,
     program: Option<Loaded>,
     shared_limit: i32,
+    poison: Poison,
     /// CUPTI, once it was asked for and where it can be had.
     watch: Option<Option<Watch>>,
     /// Whether each argument gets an allocation of its own.
@@ -104,10 +106,12 @@ impl Server {
         }
         use sys::CUdevice_attribute::{
             CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE as L2, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as SHARED,
+            CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as MULTIPROCESSORS,
         };
         // SAFETY: `device` is valid.
-        let (l2, shared) =
-            unsafe { (result::device::get_attribute(device, L2), result::device::get_attribute(device, SHARED)) };
+        let [l2, shared, multiprocessors] =
+            unsafe { [L2, SHARED, MULTIPROCESSORS].map(|which| result::device::get_attribute(device, which)) };
+        let shared_limit = shared.unwrap_or(48 << 10);
         let event =
             || result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(|e| machine("cuEventCreate", e));
         Ok(Self {
@@ -119,7 +123,8 @@ impl Server {
             flush_bytes: l2.ok().filter(|bytes| *bytes > 0).map_or(DEFAULT_FLUSH, |bytes| 4 * bytes as usize),
             arena: None,
             program: None,
-            shared_limit: shared.unwrap_or(48 << 10),
+            shared_limit,
+            poison: Poison::load(shared_limit as u32, multiprocessors.unwrap_or(1) as u32)?,
             watch: None,
             is_private: std::env::args().any(|argument| argument == PRIVATE),
         })
@@ -130,7 +135,10 @@ impl Server {
             Ask::Open { ipc_handle, bytes } => self.open(&ipc_handle, bytes)?,
             Ask::Load { artifact, program } => self.load(&artifact, program)?,
             Ask::Run { arguments } if self.is_private => self.run_privately(&arguments)?,
-            Ask::Run { arguments } => self.run(&arguments)?,
+            Ask::Run { arguments } => {
+                self.poison.enqueue(self.stream)?;
+                self.run(&arguments)?;
+            }
             Ask::Time { arguments } => return self.time(&arguments).map(Some),
             Ask::Activity { arguments, cupti } => return self.activity(&arguments, &cupti),
         }
@@ -245,9 +253,10 @@ impl Server {
         unsafe { result::event::elapsed(start, stop) }.map(f64::from).map_err(clock)
     }
 
-    /// Writes more than the L2 holds, and takes back what a candidate made persist there. The writing also gives the
+    /// Overwrites shared memory, writes more than the L2 holds, and takes back what a candidate made persist there. The writing also gives the
     /// GPU something to do while the launches are enqueued, so that no gap between them is timed.
     fn evict_caches(&mut self, times: usize) -> Outcome<()> {
+        self.poison.enqueue(self.stream)?;
         let flush = |error| machine("the L2 cache could not be flushed", error);
         let (address, bytes) = match self.flush {
             Some(flush) => flush,
