@@ -1,0 +1,1 @@
+//! The mathematics of training, apart from any model.

@@ -1,0 +1,15 @@
+//! The training stages: model, sampler, RFT, critic pre-training and PPO.
+//!
+//! Without the feature `torch` this crate is the kinds' manifests and what starts the program `cuda-agent-train`, and
+//! the binary `cuda-agent` links that much. With it (`make train-tools`) it is the program, the only one that links
+//! libtorch.
+
+#[cfg(feature = "torch")]
+pub mod algorithm;
+#[cfg(feature = "torch")]
+mod error;
+#[cfg(feature = "torch")]
+pub mod model;
+
+#[cfg(feature = "torch")]
+pub use self::error::TrainError;

@@ -1,0 +1,1 @@
+//! Decoders in the format of Hugging Face.
