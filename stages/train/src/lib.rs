@@ -10,6 +10,8 @@ pub mod algorithm;
 mod error;
 #[cfg(feature = "torch")]
 pub mod model;
+#[cfg(feature = "torch")]
+pub mod random;
 
 #[cfg(feature = "torch")]
 pub use self::error::TrainError;
