@@ -10,6 +10,8 @@ mod decoder;
 mod lora;
 mod packed;
 mod save;
+#[cfg(test)]
+mod tests;
 mod weights;
 
 pub use self::config::{Config, Family, Scaling};
