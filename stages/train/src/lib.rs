@@ -7,11 +7,17 @@
 #[cfg(feature = "torch")]
 pub mod algorithm;
 #[cfg(feature = "torch")]
+pub mod checkpoint;
+#[cfg(feature = "torch")]
 mod error;
 #[cfg(feature = "torch")]
 pub mod model;
 #[cfg(feature = "torch")]
+pub mod optimizer;
+#[cfg(feature = "torch")]
 pub mod random;
+#[cfg(feature = "torch")]
+pub mod trainer;
 
 #[cfg(feature = "torch")]
 pub use self::error::TrainError;
