@@ -175,9 +175,10 @@ fn read_kind(home: &Path, folder: &Path) -> Result<Kind, String> {
         sources.insert(name.clone(), blake3::hash(&bytes).to_hex().to_string());
     }
     if head.rust {
-        let mut direct = direct_dependencies(&read_text(&home.join("Cargo.toml"))?);
-        direct.extend(direct_dependencies(&read_text(&root.join(PROTOCOL).join("Cargo.toml"))?));
-        sources.extend(locked_packages(&read_text(&root.join("Cargo.lock"))?, &direct)?);
+        let cargo_lock = read_text(&root.join("Cargo.lock"))?;
+        for package in [home.to_owned(), root.join(PROTOCOL)] {
+            sources.extend(shipped_packages(&root, &package, &cargo_lock)?);
+        }
     }
     let path = from_root(&root, folder)?;
     let folder = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -315,6 +316,30 @@ fn direct_dependencies(cargo_toml: &str) -> Vec<String> {
     names.filter(|name| !name.is_empty() && !name.starts_with('#')).map(str::to_owned).collect()
 }
 
+/// The registry packages that the crate in `home` ships, with those of the stage crates that it links.
+fn shipped_packages(root: &Path, home: &Path, cargo_lock: &str) -> Result<Sources, String> {
+    let cargo_toml = read_text(&home.join("Cargo.toml"))?;
+    let direct = direct_dependencies(&cargo_toml);
+    let mut sources = locked_packages(cargo_lock, &versioned(&cargo_toml, cargo_lock, &direct))?;
+    for name in direct.iter().filter_map(|name| name.strip_prefix("cuda-agent-")) {
+        // What embeds kinds is no source of their results.
+        let linked = root.join("stages").join(name);
+        if name != "builtin" && linked.is_dir() && linked != home {
+            sources.extend(shipped_packages(root, &linked, cargo_lock)?);
+        }
+    }
+    Ok(sources)
+}
+
+/// A package of which Cargo.lock has several versions is told apart there by the version that the crate's own entry names.
+fn versioned(cargo_toml: &str, cargo_lock: &str, direct: &[String]) -> Vec<String> {
+    let own = cargo_toml.lines().find_map(|line| line.strip_prefix("name = ")).unwrap_or_default().trim_matches('"');
+    let packages = cargo_lock.split("[[package]]").skip(1).map(Package::read);
+    let entries: Vec<&str> = packages.filter(|package| package.name == own).flat_map(|it| it.dependencies).collect();
+    let of = |name: &String| entries.iter().find(|entry| entry.split(' ').next() == Some(name));
+    direct.iter().map(|name| of(name).map_or_else(|| name.clone(), |entry| (*entry).to_owned())).collect()
+}
+
 /// The registry packages that `direct` reach in a Cargo.lock: `Cargo.lock: name version` → checksum. Packages of the
 /// workspace have none and count by their files; what a package lists there is what some feature of it may use, so
 /// the set may be too large, never too small.
@@ -427,6 +452,16 @@ mod tests {
         let expected = [("Cargo.lock: a 1.0.0", "c1"), ("Cargo.lock: b 2.0.0", "c3")];
         assert_eq!(packages, expected.map(|(name, sum)| (name.to_owned(), sum.to_owned())).into());
         assert!(locked_packages(cargo_lock, &["gone".to_owned()]).is_err());
+    }
+
+    #[test]
+    fn of_two_versions_the_crates_own_counts() {
+        let lock = "[[package]]\nname = \"b\"\nversion = \"1.0.0\"\nchecksum = \"one\"\n\n[[package]]\nname = \"b\"\n\
+            version = \"2.0.0\"\nchecksum = \"two\"\n\n[[package]]\nname = \"x\"\nversion = \"0.1.0\"\n\
+            dependencies = [\n \"b 2.0.0\",\n]\n";
+        let direct = versioned("[package]\nname = \"x\"\n", lock, &["b".to_owned()]);
+        let packages = locked_packages(lock, &direct).unwrap();
+        assert_eq!(packages, Sources::from([("Cargo.lock: b 2.0.0".to_owned(), "two".to_owned())]));
     }
 
     #[test]

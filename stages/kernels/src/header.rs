@@ -45,7 +45,24 @@ pub fn task_header(spec: &TaskSpec) -> String {
     text.push_str("#ifndef TASK_H\n#define TASK_H\n");
     text.push_str(&type_headers(&arguments));
     text.push_str(TABLE);
-    text.push_str("namespace task {\n");
+    text.push_str(&namespace(spec, &arguments, &mut names));
+    text.push('\n');
+    text.push_str(&macros(&arguments));
+    text.push_str(MACHINERY);
+    text.push_str("#endif\n");
+    text
+}
+
+/// The part of `task.h` that is the task's own, as a prompt shows it: sizes, constants, and the list of parameters.
+pub fn contract(spec: &TaskSpec) -> String {
+    let mut names = Names::default();
+    let arguments = arguments(spec, &mut names);
+    let namespace = namespace(spec, &arguments, &mut names).replace("TASK_TABLE ", "constexpr ");
+    format!("{namespace}#define TASK_PARAMETERS {}\n", parameters(&arguments))
+}
+
+fn namespace(spec: &TaskSpec, arguments: &[Argument], names: &mut Names) -> String {
+    let mut text = String::from("namespace task {\n");
     for (position, argument) in arguments.iter().enumerate() {
         text.push_str(&argument.declarations(position + 1));
     }
@@ -53,11 +70,7 @@ pub fn task_header(spec: &TaskSpec) -> String {
         let wide = arguments.iter().any(|argument| argument.tensor.dtype == DataType::Float64);
         text.push_str(&constant_declaration(&names.claim(&constant.name, &[""]), &constant.value, wide));
     }
-    text.push_str("}\n\n");
-    text.push_str(&macros(&arguments));
-    text.push_str(MACHINERY);
-    text.push_str("#endif\n");
-    text
+    text + "}\n"
 }
 
 /// What messages call the arguments of a candidate of this task: `const float* x, float* out`.

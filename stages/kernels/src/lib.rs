@@ -14,6 +14,7 @@ pub mod evaluator;
 pub mod fault;
 pub mod gate;
 pub mod header;
+pub mod judge;
 mod kept;
 pub mod profile;
 pub mod program;

@@ -49,6 +49,16 @@ pub struct Profiled {
     pub baselines: Vec<Baseline>,
 }
 
+impl Profiled {
+    /// The answers that would pass without the work, where it was screened. Half precision is less work, and what a policy may
+    /// allow.
+    pub fn degenerate(&self) -> Option<Vec<&str>> {
+        let passes = self.screened.as_ref()?["passes"].as_array().map_or(&[][..], Vec::as_slice);
+        let passes = passes.iter().filter_map(Value::as_str);
+        Some(passes.filter(|answer| !["float16", "bfloat16", "tf32"].contains(answer)).collect())
+    }
+}
+
 /// Bytes that a task is taken to need until it has been described.
 const UNDESCRIBED_BYTES: u64 = 6 << 30;
 

@@ -116,7 +116,7 @@ fn columns(task: &Task, profiled: &Profiled, trials: u32) -> Map<String, Value> 
         "bytes": described.spec.bytes,
         "roofline_ms": limit.map(|limit| limit.ms),
         "roofline_limit": limit.map(|limit| limit.bound),
-        "degenerate": screened.map(degenerate),
+        "degenerate": profiled.degenerate(),
         "screen": screened.map(Value::to_string),
         "profile_device": described.device.name,
     }));
@@ -124,12 +124,6 @@ fn columns(task: &Task, profiled: &Profiled, trials: u32) -> Map<String, Value> 
         columns.extend(times(baseline));
     }
     columns
-}
-
-/// The answers that would pass without the work. Half precision is less work, and what a policy may allow.
-fn degenerate(screened: &Value) -> Vec<&str> {
-    let passes = screened["passes"].as_array().map_or(&[][..], Vec::as_slice).iter().filter_map(Value::as_str);
-    passes.filter(|answer| !["float16", "bfloat16", "tf32"].contains(answer)).collect()
 }
 
 fn times(baseline: &Baseline) -> Map<String, Value> {
