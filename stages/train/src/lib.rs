@@ -17,6 +17,10 @@ pub mod optimizer;
 #[cfg(feature = "torch")]
 pub mod random;
 #[cfg(feature = "torch")]
+pub mod sampler;
+#[cfg(feature = "torch")]
+pub mod text;
+#[cfg(feature = "torch")]
 pub mod trainer;
 
 #[cfg(feature = "torch")]

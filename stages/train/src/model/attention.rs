@@ -54,7 +54,7 @@ fn frequencies(config: &Config) -> Tensor {
 ///
 /// One call a sequence, each of which reads nothing of another: a fused kernel for sequences of different lengths can
 /// take its place, and need not agree in the last bits.
-pub(super) fn packed(queries: &Tensor, keys: &Tensor, values: &Tensor, lengths: &[i64]) -> Tensor {
+pub(crate) fn packed(queries: &Tensor, keys: &Tensor, values: &Tensor, lengths: &[i64]) -> Tensor {
     let split = |heads: &Tensor| heads.split_with_sizes(lengths, 0);
     let parts: Vec<Tensor> = split(queries)
         .iter()
@@ -68,7 +68,7 @@ pub(super) fn packed(queries: &Tensor, keys: &Tensor, values: &Tensor, lengths: 
 
 /// Attention of queries `[n, heads, width]` over keys and values `[m, key_value_heads, width]`: `[n, heads · width]`.
 /// Causal: query i sees keys 0 to i, so n = m; else every query sees every key.
-pub(super) fn attend(queries: &Tensor, keys: &Tensor, values: &Tensor, causal: bool) -> Tensor {
+fn attend(queries: &Tensor, keys: &Tensor, values: &Tensor, causal: bool) -> Tensor {
     let first_heads = |heads: &Tensor| heads.transpose(0, 1).unsqueeze(0);
     let grouped = queries.size()[1] != keys.size()[1];
     let output = Tensor::scaled_dot_product_attention::<Tensor>(

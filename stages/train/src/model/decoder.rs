@@ -348,6 +348,32 @@ impl Decoder {
     }
 }
 
+impl Decoder {
+    /// Replaces the model's weights by those of [`Decoder::weights`] of another, in place. Types and devices may differ,
+    /// names and shapes may not; nothing is changed where they do.
+    pub fn set_weights(&mut self, weights: &[(String, Tensor)]) -> Result<(), TrainError> {
+        if self.lora.is_some() {
+            return Err(TrainError::new("a model with adapters takes no merged weights"));
+        }
+        if weights.len() != self.parameters.len() {
+            let (found, own) = (weights.len(), self.parameters.len());
+            return Err(TrainError::new(format!("{found} tensors for a model that has {own}")));
+        }
+        for (parameter, (name, tensor)) in self.parameters.iter().zip(weights) {
+            if parameter.name != *name || parameter.tensor.size() != tensor.size() {
+                let (found, own) = (tensor.size(), parameter.tensor.size());
+                return Err(TrainError::new(format!("{name} {found:?} in the place of {} {own:?}", parameter.name)));
+            }
+        }
+        tch::no_grad(|| {
+            for (parameter, (_, tensor)) in self.parameters.iter_mut().zip(weights) {
+                parameter.tensor.copy_(tensor);
+            }
+        });
+        Ok(())
+    }
+}
+
 impl Block {
     fn linears(&self) -> [(&'static str, &Linear); 7] {
         [

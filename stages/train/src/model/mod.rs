@@ -7,6 +7,7 @@ mod adapter;
 mod attention;
 mod config;
 mod decoder;
+pub mod gguf;
 mod lora;
 mod packed;
 mod save;
@@ -19,3 +20,5 @@ pub use self::decoder::{Decoder, Head, LoadOptions, Parameter};
 pub use self::lora::{LoraConfig, TARGETS};
 pub use self::packed::Packed;
 pub use self::weights::{Checkpoint, write_file};
+
+pub(crate) use self::attention::packed as packed_attention;

@@ -133,32 +133,61 @@ pub(crate) fn map_file(path: &Path) -> Result<Mmap, TrainError> {
     unsafe { Mmap::map(&file) }.map_err(TrainError::file(path))
 }
 
-/// A tensor as safetensors writes it: copied to the CPU when its turn comes.
-struct Written(Tensor, Vec<usize>);
+/// A tensor that is made when it is written, so that a model never is in memory as a whole. Of type bf16.
+pub(super) struct LazyTensor<'a> {
+    pub name: String,
+    pub shape: Vec<usize>,
+    /// Its elements in row-major order, little-endian.
+    pub bytes: Box<dyn Fn() -> Vec<u8> + 'a>,
+}
 
-impl View for Written {
+/// A tensor as safetensors writes it: brought to the CPU, or made, when its turn comes.
+struct Written<'a> {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Box<dyn Fn() -> Vec<u8> + 'a>,
+}
+
+impl Written<'_> {
+    fn size(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
+    }
+}
+
+impl View for Written<'_> {
     fn dtype(&self) -> Dtype {
-        match self.0.kind() {
-            Kind::BFloat16 => Dtype::BF16,
-            Kind::Half => Dtype::F16,
-            Kind::Int64 => Dtype::I64,
-            _ => Dtype::F32,
-        }
+        self.dtype
     }
 
     fn shape(&self) -> &[usize] {
-        &self.1
+        &self.shape
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        let mut bytes = vec![0; self.data_len()];
-        self.0.to_device(Device::Cpu).contiguous().copy_data_u8(&mut bytes, self.0.numel());
-        bytes.into()
+        (self.bytes)().into()
     }
 
     fn data_len(&self) -> usize {
-        self.0.numel() * self.0.kind().elt_size_in_bytes()
+        self.size()
     }
+}
+
+fn of_tensor((name, tensor): (String, Tensor)) -> (String, Written<'static>) {
+    let dtype = match tensor.kind() {
+        Kind::BFloat16 => Dtype::BF16,
+        Kind::Half => Dtype::F16,
+        Kind::Float => Dtype::F32,
+        Kind::Int64 => Dtype::I64,
+        other => panic!("{name} is of type {other:?}"),
+    };
+    let shape = tensor.size().iter().map(|&size| size as usize).collect();
+    let tensor = tensor.detach();
+    let bytes = Box::new(move || {
+        let mut bytes = vec![0; tensor.numel() * tensor.kind().elt_size_in_bytes()];
+        tensor.to_device(Device::Cpu).contiguous().copy_data_u8(&mut bytes, tensor.numel());
+        bytes
+    });
+    (name, Written { dtype, shape, bytes })
 }
 
 /// Writes one safetensors file. Equal tensors make equal bytes.
@@ -166,15 +195,10 @@ impl View for Written {
 /// # Panics
 /// A tensor is of another type than bf16, f16, f32 or i64.
 pub fn write_file(path: &Path, tensors: Vec<(String, Tensor)>) -> Result<(), TrainError> {
-    let views: Vec<_> = tensors
-        .into_iter()
-        .map(|(name, tensor)| {
-            let supported = [Kind::BFloat16, Kind::Half, Kind::Float, Kind::Int64];
-            assert!(supported.contains(&tensor.kind()), "{name} is of type {:?}", tensor.kind());
-            let shape = tensor.size().iter().map(|&size| size as usize).collect();
-            (name, Written(tensor.detach(), shape))
-        })
-        .collect();
+    write_views(path, tensors.into_iter().map(of_tensor).collect())
+}
+
+fn write_views(path: &Path, views: Vec<(String, Written)>) -> Result<(), TrainError> {
     // transformers refuses files that don't say which framework wrote them.
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     serialize_to_file(views, Some(metadata), path).map_err(TrainError::file(path))
@@ -182,31 +206,39 @@ pub fn write_file(path: &Path, tensors: Vec<(String, Tensor)>) -> Result<(), Tra
 
 /// Writes a model's tensors in their order: `model.safetensors`, or shards of at most a GiB and their index.
 pub fn write_model(folder: &Path, tensors: Vec<(String, Tensor)>) -> Result<(), TrainError> {
-    write_shards(folder, tensors, SHARD_BYTES)
+    write_shards(folder, tensors.into_iter().map(of_tensor).collect(), SHARD_BYTES)
 }
 
-fn write_shards(folder: &Path, tensors: Vec<(String, Tensor)>, limit: usize) -> Result<(), TrainError> {
-    let size = |tensor: &Tensor| tensor.numel() * tensor.kind().elt_size_in_bytes();
-    let total: usize = tensors.iter().map(|(_, tensor)| size(tensor)).sum();
-    let mut shards: Vec<Vec<(String, Tensor)>> = vec![Vec::new()];
+/// The same with tensors that are made one by one.
+pub(super) fn write_lazily(folder: &Path, tensors: Vec<LazyTensor>) -> Result<(), TrainError> {
+    let views = tensors.into_iter().map(|LazyTensor { name, shape, bytes }| {
+        let written = Written { dtype: Dtype::BF16, shape, bytes };
+        (name, written)
+    });
+    write_shards(folder, views.collect(), SHARD_BYTES)
+}
+
+fn write_shards(folder: &Path, tensors: Vec<(String, Written)>, limit: usize) -> Result<(), TrainError> {
+    let total: usize = tensors.iter().map(|(_, tensor)| tensor.size()).sum();
+    let mut shards: Vec<Vec<(String, Written)>> = vec![Vec::new()];
     let mut filled = 0;
     for (name, tensor) in tensors {
-        if filled > 0 && filled + size(&tensor) > limit {
+        if filled > 0 && filled + tensor.size() > limit {
             shards.push(Vec::new());
             filled = 0;
         }
-        filled += size(&tensor);
+        filled += tensor.size();
         shards.last_mut().expect("there is one from the start").push((name, tensor));
     }
-    if let [_] = shards.as_slice() {
-        return write_file(&folder.join(SINGLE), shards.remove(0));
+    if shards.len() == 1 {
+        return write_views(&folder.join(SINGLE), shards.remove(0));
     }
     let count = shards.len();
     let mut map = BTreeMap::new();
     for (number, shard) in shards.into_iter().enumerate() {
         let file = format!("model-{:05}-of-{count:05}.safetensors", number + 1);
         map.extend(shard.iter().map(|(name, _)| (name.clone(), file.clone())));
-        write_file(&folder.join(file), shard)?;
+        write_views(&folder.join(file), shard)?;
     }
     let index = json!({"metadata": {"total_size": total}, "weight_map": map});
     let path = folder.join(INDEX);
@@ -230,7 +262,7 @@ mod tests {
     fn shards_are_read_back_bit_by_bit() {
         for (limit, files) in [(1 << 30, 1), (20, 2), (1, 3)] {
             let folder = tempfile::tempdir().unwrap();
-            write_shards(folder.path(), tensors(), limit).unwrap();
+            write_shards(folder.path(), tensors().into_iter().map(of_tensor).collect(), limit).unwrap();
             let checkpoint = Checkpoint::open(folder.path()).unwrap();
             assert_eq!(checkpoint.files.len(), files);
             for (name, tensor) in tensors() {
@@ -261,7 +293,7 @@ mod tests {
     #[test]
     fn an_index_that_names_the_wrong_file_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        write_shards(folder.path(), tensors(), 20).unwrap();
+        write_shards(folder.path(), tensors().into_iter().map(of_tensor).collect(), 20).unwrap();
         let index = folder.path().join(INDEX);
         let text = fs::read_to_string(&index).unwrap();
         fs::write(&index, text.replace("\"c.weight\"", "\"d.weight\"")).unwrap();
