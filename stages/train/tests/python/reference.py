@@ -3,6 +3,8 @@
 usage: reference.py write FOLDER        a folder for each of CASES: a model, ids.json, expected.safetensors
        reference.py check MODEL...      loads each folder and prints, one line each, its class, what was wrong with it, and
                                         its largest difference from own.safetensors.out on ids.json
+       reference.py real MODEL OUT      a real model in fp32: OUT gets logits of a few texts and 256 tokens taken greedily
+       reference.py blocks FILE OUT     a GGUF file: OUT gets rows of some tensors as the package gguf dequantises them
 """
 
 import json
@@ -16,6 +18,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
+    AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -103,6 +106,51 @@ def check(folder: Path) -> None:
     print(json.dumps({"class": type(model).__name__, "problems": problems, "difference": (output - own).abs().max().item()}))
 
 
+TEXTS = [
+    "__global__ void add(const float* a, const float* b, float* c, int n) {\n    int i = blockIdx.x * blockDim.x + threadIdx.x;\n",
+    "import torch\n\ndef softmax(x: torch.Tensor) -> torch.Tensor:\n    return",
+    "Die Größe eines Blocks ist",
+]
+CHAT = [{"role": "user", "content": "Write a CUDA kernel that computes a row-wise softmax in float32."}]
+
+
+def real(folder: Path, out: Path) -> None:
+    torch.set_num_threads(2)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tensors = {}
+    with torch.no_grad():
+        for number, text in enumerate(TEXTS):
+            ids = tokenizer(text, return_tensors="pt")["input_ids"]
+            tensors[f"ids.{number}"] = ids[0].to(torch.float32)
+            tensors[f"logits.{number}"] = model(input_ids=ids, use_cache=False).logits[0]
+        prompt = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_tensors="pt", return_dict=False)
+        # Never the end: 256 tokens are compared.
+        output = model.generate(prompt, do_sample=False, min_new_tokens=256, max_new_tokens=256, eos_token_id=[], attention_mask=torch.ones_like(prompt))
+    tensors["prompt"] = prompt[0].to(torch.float32)
+    tensors["greedy"] = output[0, prompt.shape[1] :].to(torch.float32)
+    save_file(tensors, out)
+
+
+def blocks(file: Path, out: Path) -> None:
+    from gguf import GGUFReader
+    from gguf.quants import dequantize
+
+    reader = GGUFReader(file)
+    chosen: dict[tuple[str, bool], str] = {}
+    tensors = {}
+    for tensor in reader.tensors:
+        # The first and the last of each type.
+        chosen.setdefault((tensor.tensor_type.name, True), tensor.name)
+        chosen[tensor.tensor_type.name, False] = tensor.name
+    for tensor in reader.tensors:
+        if tensor.name in chosen.values():
+            rows = tensor.data if tensor.data.ndim == 1 else tensor.data[:256]
+            values = dequantize(rows, tensor.tensor_type).reshape(-1)
+            tensors[f"{tensor.tensor_type.name}/{tensor.name}"] = torch.from_numpy(values.copy())
+    save_file(tensors, out)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     match sys.argv[1:]:
@@ -111,5 +159,9 @@ if __name__ == "__main__":
         case ["check", *folders]:
             for folder in folders:
                 check(Path(folder))
+        case ["real", folder, out]:
+            real(Path(folder), Path(out))
+        case ["blocks", file, out]:
+            blocks(Path(file), Path(out))
         case _:
             sys.exit(__doc__)
