@@ -33,7 +33,7 @@ install = $(VENV_PYTHON) -m uv pip install --quiet --python $(VENV_PYTHON) --req
 # Stray bytecode beside the stages' sources would make cargo look at them again.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help quickstart test test-rust test-python fuzz chaos rows mutants bench bench-store bench-evaluator bench-dataset red-team test-gpu venv venv-dev azurite build tools python-tools relock relock-python
+.PHONY: help quickstart test test-rust test-train test-python train-tools fuzz chaos rows mutants bench bench-store bench-evaluator bench-dataset red-team test-gpu venv venv-dev azurite build tools python-tools relock relock-python
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -42,13 +42,23 @@ help: ## List the commands
 quickstart: venv build ## Make a small dataset on the CPU: set up, build, run pipelines/quickstart.yaml
 	@$(RELEASE) run pipelines/quickstart.yaml
 
-test: test-rust test-python ## Everything that is checked before a change lands
+test: test-rust test-train test-python ## Everything that is checked before a change lands
 	@echo "All checks passed."
 
 test-rust: venv-dev azurite tools
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 	cargo test --workspace --locked --quiet
+
+# The training program links the torch of .venv, and nothing else does: other commands on the workspace leave it out.
+# One thread a test: tests run side by side, and threads of torch that wait for each other do so by spinning.
+with_torch = VIRTUAL_ENV=$(CURDIR)/$(VENV) PATH="$(CURDIR)/$(VENV)/bin:$$PATH" LIBTORCH_USE_PYTORCH=1
+test-train: venv-dev tools ## The training program: its mathematics, models beside transformers, small runs
+	$(with_torch) cargo clippy --package cuda-agent-train --features torch --all-targets --locked --quiet -- -D warnings
+	$(with_torch) OMP_NUM_THREADS=1 cargo test --package cuda-agent-train --features torch --locked --quiet
+
+train-tools: venv tools ## The training program, target/release/cuda-agent-train: it links the torch of .venv
+	$(with_torch) cargo build --release --locked --package cuda-agent-train --features torch
 
 test-python: venv-dev tools
 	cargo build --workspace --locked --quiet

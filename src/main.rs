@@ -41,7 +41,8 @@ fn findings(machine: &Machine) -> Vec<Finding> {
 
 /// The kinds of every stage crate.
 fn builtin() -> impl Iterator<Item = Builtin> {
-    cuda_agent_ops::builtin().into_iter().chain(cuda_agent_kernels::builtin())
+    let crates = [cuda_agent_ops::builtin(), cuda_agent_kernels::builtin(), cuda_agent_train::builtin()];
+    crates.into_iter().flatten()
 }
 
 fn add(catalog: &mut Catalog) -> Result<(), CatalogError> {

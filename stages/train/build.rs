@@ -8,5 +8,9 @@ fn main() {
         // The linker drops libraries that nothing refers to by name, and torch then says that there is no CUDA.
         println!("cargo::rustc-link-arg-bins=-Wl,--no-as-needed");
         println!("cargo::rustc-link-arg-bins=-ltorch_cuda");
+        // Where the program was built it finds libtorch by itself; elsewhere LD_LIBRARY_PATH says where it is.
+        if let Some(libraries) = env::var_os("DEP_TCH_LIBTORCH_LIB") {
+            println!("cargo::rustc-link-arg=-Wl,-rpath,{}", libraries.to_string_lossy());
+        }
     }
 }

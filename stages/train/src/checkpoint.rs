@@ -72,8 +72,11 @@ pub fn write_tensors(
     fs::rename(&partial, path).map_err(TrainError::file(path))
 }
 
-/// A file's tensors, on the CPU, and its metadata.
-pub fn read_tensors(path: &Path) -> Result<(HashMap<String, Tensor>, HashMap<String, String>), TrainError> {
+/// What a safetensors file holds: tensors by name, and its metadata.
+pub type Contents = (HashMap<String, Tensor>, HashMap<String, String>);
+
+/// Reads a file's tensors, onto the CPU, and its metadata.
+pub fn read_tensors(path: &Path) -> Result<Contents, TrainError> {
     let bytes = fs::read(path).map_err(TrainError::file(path))?;
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(TrainError::file(path))?;
     let file = SafeTensors::deserialize(&bytes).map_err(TrainError::file(path))?;

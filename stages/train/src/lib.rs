@@ -6,10 +6,12 @@
 
 #[cfg(feature = "torch")]
 pub mod algorithm;
+mod catalog;
 #[cfg(feature = "torch")]
 pub mod checkpoint;
 #[cfg(feature = "torch")]
 mod error;
+pub mod launch;
 #[cfg(feature = "torch")]
 pub mod model;
 #[cfg(feature = "torch")]
@@ -19,9 +21,13 @@ pub mod random;
 #[cfg(feature = "torch")]
 pub mod sampler;
 #[cfg(feature = "torch")]
+pub mod stage;
+#[cfg(feature = "torch")]
 pub mod text;
 #[cfg(feature = "torch")]
 pub mod trainer;
+
+pub use self::catalog::builtin;
 
 #[cfg(feature = "torch")]
 pub use self::error::TrainError;

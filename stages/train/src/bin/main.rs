@@ -1,5 +1,56 @@
-//! `cuda-agent-train`: the program of the training stages.
+//! `cuda-agent-train`: the program of the training stages, and what a person can ask of it.
 
-fn main() -> std::process::ExitCode {
-    std::process::ExitCode::SUCCESS
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use cuda_agent_train::TrainError;
+use cuda_agent_train::algorithm::goldens::{TOLERANCE, recompute};
+
+/// The program of the training stages: it links libtorch, and nothing else of cuda-agent does.
+#[derive(Parser)]
+#[command(name = "cuda-agent-train", version, about, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the program of a stage kind in this folder; `cuda-agent run` does that.
+    #[command(hide = true)]
+    Stage {
+        /// The kind: `train/ppo`.
+        kind: String,
+    },
+    /// Recompute the numbers of another PPO implementation, and print the largest relative error of each quantity.
+    ///
+    /// Exit status 1 above 1e-5.
+    Goldens {
+        /// A JSON file of cases: inputs, gae, policy_loss, value_loss, kl_mean, adaptive_kl.
+        file: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Stage { kind } => return cuda_agent_train::stage::main(&kind).into(),
+        Command::Goldens { file } => goldens(&file),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        error.hint.iter().for_each(|hint| eprintln!("hint: {hint}"));
+        ExitCode::from(2)
+    })
+}
+
+fn goldens(file: &std::path::Path) -> Result<ExitCode, TrainError> {
+    let text = std::fs::read_to_string(file).map_err(TrainError::file(file))?;
+    let errors =
+        recompute(&text).map_err(|error| TrainError { message: format!("{}: {error}", file.display()), ..error })?;
+    print!("{}", errors.table());
+    let right = errors.largest() <= TOLERANCE;
+    let verdict = if right { "within" } else { "above" };
+    println!("largest: {:.1e}, {verdict} {TOLERANCE:.0e}", errors.largest());
+    Ok(ExitCode::from(u8::from(!right)))
 }

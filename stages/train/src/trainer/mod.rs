@@ -18,7 +18,7 @@ pub mod funnel;
 pub mod ppo;
 pub mod supervised;
 #[cfg(test)]
-mod testing;
+mod tiny_test;
 pub mod trajectory;
 
 use std::collections::BTreeMap;

@@ -364,11 +364,11 @@ impl Ppo {
                 let mut loss = (&terms.loss * &weights).sum(Kind::Float);
                 updates.actor_loss += scalar(&loss);
                 if settings.entropy != 0.0 {
-                    loss = loss - (entropy * &weights).sum(Kind::Float) * settings.entropy;
+                    loss -= (entropy * &weights).sum(Kind::Float) * settings.entropy;
                 }
                 if let Some(reference) = &reference {
                     let divergence = kl(&new, &rows(reference), settings.kl_estimate);
-                    loss = loss + (divergence * &weights).sum(Kind::Float) * beta;
+                    loss += (divergence * &weights).sum(Kind::Float) * beta;
                 }
                 updates.actor_kl.add(&terms.kl);
                 updates.clipped.add(&terms.clipped);

@@ -1,6 +1,6 @@
 use tch::no_grad;
 
-use super::super::testing::{FORWARD, decoder, difference, gradients, sample};
+use super::super::tiny_test::{FORWARD, decoder, difference, gradients, sample};
 use super::*;
 use crate::model::Head;
 
@@ -42,7 +42,7 @@ fn gradient_by_definition(decoder: &Decoder, trajectories: &[&Trajectory]) -> Ve
         for token in (0..trajectory.ids.len()).filter(|token| trajectory.mask[*token]) {
             let before = token as i64 - 1;
             let chosen = all.get(before).get(trajectory.ids[token]) + entropy.get(before) * 0.1;
-            loss = loss + chosen * (row as f64 * 0.7).sin();
+            loss += chosen * (row as f64 * 0.7).sin();
             row += 1;
         }
         loss.backward();

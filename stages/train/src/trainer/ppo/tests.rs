@@ -1,4 +1,4 @@
-use super::super::testing::{FORWARD, decoder, difference, sample, values};
+use super::super::tiny_test::{FORWARD, decoder, difference, sample, values};
 use super::*;
 use crate::checkpoint::read_tensors;
 use crate::model::Head;

@@ -1,4 +1,4 @@
-use super::super::testing::{FORWARD, decoder, sample, values};
+use super::super::tiny_test::{FORWARD, decoder, sample, values};
 use super::*;
 use crate::model::Head;
 use crate::random;

@@ -1,0 +1,110 @@
+//! The programs of the training kinds: a request in, model and table artifacts out.
+//!
+//! All of them are loops of steps with a checkpoint in the stage's state folder: whoever is killed at any instant goes on
+//! from the last one, and reaches the same numbers, since a step depends on the checkpoint and the inputs alone.
+
+mod episodes;
+mod model;
+mod offline;
+mod report;
+
+use std::path::Path;
+
+use cuda_agent_protocol::{Event, InputRequest, Program, ProgramError, Request};
+use serde::de::DeserializeOwned;
+
+use self::report::Log;
+use crate::TrainError;
+use crate::checkpoint::Checkpoints;
+use crate::trainer::Metrics;
+
+/// Runs the program of a kind in the current folder; its exit status.
+pub fn main(kind: &str) -> u8 {
+    Program::main(|program| match kind {
+        "train/rft" => offline::rft(program),
+        "train/critic-pretrain" => offline::critic_pretrain(program),
+        other => Err(ProgramError::environment(format!("`{other}` is no kind of this program"))),
+    })
+}
+
+impl From<TrainError> for ProgramError {
+    fn from(error: TrainError) -> Self {
+        Self { kind: "internal".into(), message: error.message, hint: error.hint }
+    }
+}
+
+/// An error of what the stage was given: another try is useless.
+fn input(error: TrainError) -> ProgramError {
+    ProgramError { kind: "input".into(), ..error.into() }
+}
+
+/// The parameters, all of which the engine has filled in.
+fn params<T: DeserializeOwned>(request: &Request) -> Result<T, ProgramError> {
+    let params = serde_json::Value::Object(request.params.clone());
+    serde_json::from_value(params).map_err(|error| ProgramError {
+        kind: "params".into(),
+        message: error.to_string(),
+        hint: None,
+    })
+}
+
+/// The one input of a port.
+fn input_path<'a>(request: &'a Request, port: &str) -> Option<&'a Path> {
+    match request.inputs.get(port) {
+        Some(InputRequest::One(file)) => Some(&file.path),
+        _ => None,
+    }
+}
+
+/// The one input of a port that the manifest requires.
+fn required<'a>(request: &'a Request, port: &str) -> Result<&'a Path, ProgramError> {
+    input_path(request, port).ok_or_else(|| ProgramError::input(format!("the stage was given no `{port}`")))
+}
+
+/// Where an output goes; the engine asks for every output of the kind.
+fn output_path<'a>(request: &'a Request, port: &str) -> &'a Path {
+    &request.outputs[port].path
+}
+
+/// Reports something to people.
+fn say(program: &mut Program, level: &str, message: impl Into<String>) {
+    program.send(&Event::Log { level: level.into(), message: message.into() });
+}
+
+/// A training run, as the loop sees it.
+trait Run {
+    /// Steps that were made.
+    fn step(&self) -> u64;
+    /// Makes one.
+    fn update(&mut self) -> Result<Metrics, TrainError>;
+    /// Writes all that the next step depends on.
+    fn save(&self, folder: &Path) -> Result<(), TrainError>;
+    /// Goes on from that.
+    fn load(&mut self, folder: &Path) -> Result<(), TrainError>;
+}
+
+/// Makes steps up to `steps`, from the newest checkpoint on, and keeps a log of metrics.
+fn train(program: &mut Program, run: &mut dyn Run, steps: u64, checkpoint_every: u64) -> Result<Log, ProgramError> {
+    let state = program.request.state_dir.clone();
+    let checkpoints = Checkpoints::open(&state.join("checkpoints"), 2)?;
+    if let Some((step, folder)) = checkpoints.newest()? {
+        run.load(&folder)?;
+        say(program, "info", format!("goes on after step {step}"));
+    }
+    let mut log = Log::open(&state.join("metrics.jsonl"), run.step())?;
+    while run.step() < steps {
+        let started = std::time::Instant::now();
+        let mut metrics = run.update()?;
+        metrics.insert("perf/time_per_step".into(), started.elapsed().as_secs_f64());
+        let step = run.step();
+        for (name, value) in &metrics {
+            program.send(&Event::Metric { name: name.clone(), step: Some(step), value: *value });
+        }
+        log.push(step, metrics)?;
+        program.send(&Event::Progress { done: step, total: Some(steps), unit: "steps".into() });
+        if step.is_multiple_of(checkpoint_every.max(1)) || step == steps {
+            checkpoints.write(step, |folder| run.save(folder))?;
+        }
+    }
+    Ok(log)
+}
