@@ -1,11 +1,12 @@
 //! The binary: the engine's commands, with the stage kinds of this workspace built in.
 
 use cuda_agent::catalog::{Catalog, CatalogError, ProgramFiles};
-use cuda_agent::cli::{self, Builtins, Finding, Machine, StageCommand};
+use cuda_agent::cli::{self, Builtins, Finding, Machine, RowView, StageCommand};
 use cuda_agent::digest::Digest;
 use cuda_agent::execute::supervise;
 use cuda_agent::key::ProgramIdentity;
 use cuda_agent_builtin::{Builtin, Entry, Identity};
+use cuda_agent_protocol::PortType;
 
 fn main() -> std::process::ExitCode {
     let arguments: Vec<std::ffi::OsString> = std::env::args_os().collect();
@@ -19,11 +20,14 @@ fn main() -> std::process::ExitCode {
         let word = arguments.get(2).map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
         std::process::exit(cuda_agent_kernels::child(&word).into());
     }
-    cli::main(arguments, &Builtins { add, program, commands: COMMANDS, findings }).into()
+    cli::main(arguments, &Builtins { add, program, commands: COMMANDS, findings, views: VIEWS }).into()
 }
 
 /// The stage crates' commands.
 const COMMANDS: &[StageCommand] = &[StageCommand { command: cuda_agent_kernels::check::command, run: check }];
+
+/// Tables whose rows read better than column by column.
+const VIEWS: &[RowView] = &[RowView { port_type: PortType::Trajectories, text: cuda_agent_agent::show::episode }];
 
 fn check(matches: &clap::ArgMatches, machine: &Machine) -> u8 {
     let Machine { python, gpus, cores, cache, json } = machine.clone();
@@ -41,7 +45,8 @@ fn findings(machine: &Machine) -> Vec<Finding> {
 
 /// The kinds of every stage crate.
 fn builtin() -> impl Iterator<Item = Builtin> {
-    let crates = [cuda_agent_ops::builtin(), cuda_agent_kernels::builtin(), cuda_agent_train::builtin()];
+    let agent = cuda_agent_agent::builtin();
+    let crates = [cuda_agent_ops::builtin(), cuda_agent_kernels::builtin(), agent, cuda_agent_train::builtin()];
     crates.into_iter().flatten()
 }
 

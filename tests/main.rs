@@ -1,5 +1,6 @@
 //! The integration tests, as one binary: linking once is what keeps the suite fast.
 
+mod agent;
 mod architecture;
 mod by_row;
 mod chaos;

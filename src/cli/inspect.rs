@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::artifacts::find;
 use super::project::Project;
-use super::{CliError, Exit, print, print_json};
+use super::{CliError, Exit, RowView, print, print_json};
 use crate::artifact::{Artifact, json as rows_json};
 use crate::schedule;
 use crate::store::{Store, blob_name};
@@ -19,7 +19,7 @@ pub struct Options {
     /// How many rows of a table to show
     #[arg(long, short = 'n', default_value_t = 5)]
     rows: usize,
-    /// Show values whole
+    /// Show values whole; of an episode every line
     #[arg(long)]
     full: bool,
     /// Show the rows that a by-row stage leaves out, and why
@@ -28,7 +28,7 @@ pub struct Options {
 }
 
 /// Shows schema, counts and the first rows of tables, and the files of trees.
-pub async fn show(project: &Project, options: Options) -> Result<Exit, CliError> {
+pub async fn show(project: &Project, options: Options, views: &[RowView]) -> Result<Exit, CliError> {
     let store = project.existing_store()?;
     if options.rejected {
         return super::rejected::show(project, &store, &options.what, options.rows, options.full).await;
@@ -43,7 +43,8 @@ pub async fn show(project: &Project, options: Options) -> Result<Exit, CliError>
             store.distrust(&found.key).await?;
         }
         let mut value = described?;
-        text.push_str(&in_words(port, artifact, &value, options.full));
+        let view = views.iter().find(|view| view.port_type == artifact.port_type);
+        text.push_str(&in_words(port, artifact, &value, options.full, view));
         if let Some(key) = found.accepted_from {
             value["accepted_from"] = json!(key);
         }
@@ -81,7 +82,7 @@ fn head(bytes: bytes::Bytes, count: usize) -> Result<Vec<RecordBatch>, Box<dyn s
     Ok(builder.with_limit(count).build()?.collect::<Result<_, _>>()?)
 }
 
-fn in_words(port: &str, artifact: &Artifact, value: &Value, full: bool) -> String {
+fn in_words(port: &str, artifact: &Artifact, value: &Value, full: bool, view: Option<&RowView>) -> String {
     let size = schedule::bytes(artifact.size);
     let Some(rows) = artifact.rows else {
         let files = value["files"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -107,6 +108,10 @@ fn in_words(port: &str, artifact: &Artifact, value: &Value, full: bool) -> Strin
     }
     for (number, row) in value["head"].as_array().into_iter().flatten().enumerate() {
         text.push_str(&format!("row {number}\n"));
+        if let (Some(view), Some(row)) = (view, row.as_object()) {
+            text.push_str(&(view.text)(row, full));
+            continue;
+        }
         for (name, cell) in row.as_object().into_iter().flatten() {
             text.push_str(&format!("  {name:<28} {}\n", cell_text(cell, full)));
         }

@@ -31,6 +31,8 @@ pub use error::{CliError, Exit};
 use output::print_json;
 pub use output::{note, print};
 
+use cuda_agent_protocol::PortType;
+
 use crate::catalog::{Catalog, CatalogError};
 
 /// What the binary brings: stage kinds, and the programs that are part of it.
@@ -43,6 +45,16 @@ pub struct Builtins {
     pub commands: &'static [StageCommand],
     /// What stages add to `doctor`.
     pub findings: fn(&Machine) -> Vec<Finding>,
+    /// How `show` prints rows that a stage crate knows how to read.
+    pub views: &'static [RowView],
+}
+
+/// How a row of a table of some type reads.
+pub struct RowView {
+    /// Tables of this type.
+    pub port_type: PortType,
+    /// A row as text, whole lines; the flag is whether every line is wanted.
+    pub text: fn(&serde_json::Map<String, serde_json::Value>, bool) -> String,
 }
 
 /// What a stage crate found on this machine, as `doctor` shows it.
@@ -239,7 +251,7 @@ fn dispatch(cli: Cli, builtins: &Builtins) -> Result<Exit, CliError> {
             Command::Runs(options) => runs::runs(&project, options).await,
             Command::Diff(options) => diff::diff(&project, options).await,
             Command::Log(options) => runs::log(&project, options).await,
-            Command::Show(options) => inspect::show(&project, options).await,
+            Command::Show(options) => inspect::show(&project, options, builtins.views).await,
             Command::Export(options) => artifacts::export(&project, options).await,
             Command::Push(options) => share::push(&project, options).await,
             Command::Pull(options) => share::pull(&project, options).await,

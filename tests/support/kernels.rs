@@ -123,7 +123,7 @@ pub fn sandbox() -> Sandbox {
     sandbox
 }
 
-fn python() -> PathBuf {
+pub fn python() -> PathBuf {
     let made = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
     let python = std::env::var_os("CUDA_AGENT_PYTHON").map_or(made, PathBuf::from);
     assert!(python.exists(), "{}: `make venv` makes an environment with torch", python.display());

@@ -22,5 +22,14 @@
 //! Absent on purpose: tokenizers and chat templates (they belong to whoever holds the model), an async runtime, and any
 //! gradient.
 
+pub mod answer;
+mod catalog;
+pub mod episode;
+pub mod phases;
 pub mod policy;
+pub mod prompts;
+pub mod rollout;
+pub mod show;
 pub mod trajectory;
+
+pub use catalog::builtin;

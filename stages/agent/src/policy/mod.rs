@@ -3,7 +3,16 @@
 //! The conversation is a list of messages. Where the last one is the assistant's, it is a **prefill**: the policy goes on
 //! writing it, and its text is not repeated in the completion.
 
+pub mod anthropic;
 pub mod child;
+#[cfg(test)]
+mod conformance_test;
+pub mod endpoint;
+pub mod http;
+pub mod openai;
+pub mod sampler;
+pub mod scripted;
+mod slots;
 
 use serde::{Deserialize, Serialize};
 

@@ -181,6 +181,23 @@ enum Line {
     Task { question: String, admission: Admission },
 }
 
+/// A journal, and what it knows.
+pub(crate) struct Opened {
+    journal: Journal,
+    verdicts: Once<Judged>,
+    tasks: Once<Admission>,
+}
+
+/// Opens the journal at `path`; [`io::ErrorKind::WouldBlock`] where another process has it.
+pub(crate) fn journal_at(path: &Path) -> io::Result<Opened> {
+    let (verdicts, tasks) = (Once::default(), Once::default());
+    let journal = Journal::open(path, |line| match line {
+        Line::Verdict { question, judged } => verdicts.know(question, judged),
+        Line::Task { question, admission } => tasks.know(question, admission),
+    })?;
+    Ok(Opened { journal, verdicts, tasks })
+}
+
 /// A judge. Threads share it.
 pub struct Judge<B = Evaluator> {
     bench: B,
@@ -193,12 +210,12 @@ pub struct Judge<B = Evaluator> {
 impl<B: Bench> Judge<B> {
     /// A judge whose journal is at `path`. What is there already is known; it must come from the same kind of device.
     pub fn new(bench: B, rules: Rules, path: &Path) -> io::Result<Self> {
-        let (verdicts, tasks) = (Once::default(), Once::default());
-        let journal = Journal::open(path, |line| match line {
-            Line::Verdict { question, judged } => verdicts.know(question, judged),
-            Line::Task { question, admission } => tasks.know(question, admission),
-        })?;
-        Ok(Self { bench, rules, journal, verdicts, tasks })
+        Ok(Self::over(bench, rules, journal_at(path)?))
+    }
+
+    pub(crate) fn over(bench: B, rules: Rules, opened: Opened) -> Self {
+        let Opened { journal, verdicts, tasks } = opened;
+        Self { bench, rules, journal, verdicts, tasks }
     }
 
     /// The task that a code is under this judge's rules.

@@ -48,7 +48,8 @@ fn summary(told: &BTreeMap<String, usize>) -> Event {
     Event::Log { level: level.into(), message: format!("verdicts: {}", counts.join(", ")) }
 }
 
-fn settings(request: &Request) -> Result<Settings, ProgramError> {
+/// How candidates are judged, by the stage's parameters.
+pub(super) fn settings(request: &Request) -> Result<Settings, ProgramError> {
     let mut baselines = Vec::new();
     if flag(request, "timing") {
         baselines.push("eager".to_owned());

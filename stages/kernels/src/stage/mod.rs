@@ -1,7 +1,10 @@
 //! The stage kinds of this crate.
 
 pub mod evaluate;
+mod judge;
 pub mod profile;
+
+pub use judge::judge;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,0 +1,38 @@
+//! The list of this crate's stage kinds.
+
+use cuda_agent_builtin::{Builtin, Embedded, Group};
+
+use crate::rollout;
+
+/// The kinds. To add one, make its folder and add a line.
+const AGENT: Group = Group { name: "agent", programs: &[("rollout", Some(rollout::main))], embedded: EMBEDDED };
+
+include!(concat!(env!("OUT_DIR"), "/kinds.rs"));
+
+/// Every built-in kind of this crate.
+pub fn builtin() -> Vec<Builtin> {
+    AGENT.builtin()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn lock_is_current() {
+        let problems = AGENT.problems(Path::new(env!("CARGO_MANIFEST_DIR"))).unwrap();
+        assert!(problems.is_empty(), "{}", problems.join("\n"));
+    }
+
+    /// The evaluator decides what an episode is worth, so its sources are this kind's too.
+    #[test]
+    fn the_evaluators_sources_are_sources() {
+        let own = AGENT.embedded("rollout").sources;
+        for (folder, file) in [("src", "judge/mod.rs"), ("python", "judge.py"), ("cpu", "runtime/race.cpp")] {
+            let path = format!("stages/kernels/{folder}/{file}");
+            assert!(own.iter().any(|(source, _)| *source == path), "{path} belongs under `sources:`");
+        }
+    }
+}
