@@ -51,11 +51,15 @@ fn trajectories(sandbox: &Sandbox) -> Vec<Trajectory> {
 
 #[test]
 fn episodes_are_run_judged_kept_and_shown() {
-    let sandbox = with_tasks(PIPELINE, &["torch.tanh(x)", "torch.cumsum(x, dim=1)"]);
+    let pipeline = PIPELINE.replace("samples: 3", "samples: 8");
+    let sandbox = with_tasks(&pipeline, &["torch.tanh(x)", "torch.cumsum(x, dim=1)"]);
     let counts = run(&sandbox, "p.yaml").expect("there is something to do");
     assert_eq!((counts.total, counts.executed, counts.rejected, counts.failed), (2, 2, 0, 0));
     let episodes = trajectories(&sandbox);
-    assert_eq!(episodes.iter().map(|episode| episode.sample).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2]);
+    assert_eq!(
+        episodes.iter().map(|episode| episode.sample).collect::<Vec<_>>(),
+        (0..8).chain(0..8).collect::<Vec<_>>()
+    );
     for episode in &episodes {
         let is_known = episode.code.contains("tanh");
         assert_eq!(episode.reward, Some(if is_known { 1.0 } else { -1.0 }), "{}", episode.code);
@@ -192,13 +196,11 @@ fn the_judge_gives_real_verdicts_and_is_asked_once() {
         let Admission::Admitted(contract) = judge.admit(&task).unwrap() else { panic!("a sound task is refused") };
         assert!(contract.header.contains("constexpr long long out_size = 7807;"), "{}", contract.header);
         assert_eq!(contract.parameters, "const float* x, float* out");
+        let ask = &|source: &str| judge.ask(&task, source, true).unwrap();
         std::thread::scope(|scope| {
             // Twice each, at the same time.
-            let ask = |source| {
-                let task = &task;
-                scope.spawn(move || judge.ask(task, source, true).unwrap())
-            };
-            let threads: Vec<_> = sources.iter().chain(&sources).map(ask).collect();
+            let asked = sources.iter().chain(&sources);
+            let threads: Vec<_> = asked.map(|source| scope.spawn(move || ask(source))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
         })
     };

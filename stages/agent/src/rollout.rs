@@ -4,7 +4,6 @@
 //! busy; an episode is a thread.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use cuda_agent_kernels::fault::EvaluatorError;
@@ -36,9 +35,10 @@ pub fn main() -> u8 {
         let prompts = prompts(&request)?;
         // First: an endpoint that is missing is told before anything is started.
         let policy = policy(&request)?;
-        let judge = stage::judge(&request)?;
-        // One card can't sample and judge at once.
-        let phases = Phases::new(is_local(&request) && request.resources.gpus.len() == 1);
+        // Of several cards the first one samples and the others judge. One card can't do both at once.
+        let gpus = request.resources.gpus.len();
+        let judge = stage::judge(&request, usize::from(is_local(&request) && gpus > 1))?;
+        let phases = Phases::new(is_local(&request) && gpus == 1);
         let rollout = Rollout {
             stage: Stage { policy: policy.as_ref(), judge: &judge, prompts: &prompts, phases: &phases, rules: &rules },
             judge: &judge,
@@ -233,7 +233,7 @@ fn policy(request: &Request) -> Result<Box<dyn Policy>, ProgramError> {
     let settings = openai::Settings { model: parameter(request, "model")?, body: parameter(request, "body")? };
     let api: String = parameter(request, "api")?;
     match (api.as_str(), input(request, "model")) {
-        ("local", Some(model)) => Ok(Box::new(local(&model.path, &model.digest)?)),
+        ("local", Some(model)) => Ok(Box::new(local(model)?)),
         ("local", None) => mismatch("api: local, but there is no model", "give the stage an input `model`"),
         (_, Some(_)) => mismatch("the stage has an input `model`", "`api: local` is what samples from it"),
         ("scripted", None) => Ok(Box::new(Scripted)),
@@ -244,9 +244,11 @@ fn policy(request: &Request) -> Result<Box<dyn Policy>, ProgramError> {
     }
 }
 
-fn local(model: &Path, digest: &str) -> Result<Sampler, PolicyError> {
-    let model: PathBuf = std::path::absolute(model).unwrap_or_else(|_| model.to_owned());
-    Sampler::start(&sampler::find()?, &model, Some(digest.to_owned()))
+fn local(model: &InputFile) -> Result<Sampler, PolicyError> {
+    let folder = std::path::absolute(&model.path).unwrap_or_else(|_| model.path.clone());
+    let gpus = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    let first = gpus.split(',').next().filter(|gpu| !gpu.is_empty());
+    Sampler::start(&sampler::find()?, &folder, Some(model.digest.clone()), first)
 }
 
 /// A policy behind `LLM_ENDPOINT`.

@@ -282,7 +282,7 @@ fn child(folder: &tempfile::TempDir, behaviour: &str) -> Result<Sampler, PolicyE
     );
     std::fs::write(&program, script).unwrap();
     std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
-    Sampler::start(&program, folder.path(), Some("d".into()))
+    Sampler::start(&program, folder.path(), Some("d".into()), None)
 }
 
 /// Does nothing as a test; as a child it speaks the protocol on descriptor 3, away from what the test harness prints.

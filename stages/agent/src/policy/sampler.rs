@@ -1,7 +1,6 @@
 //! The parent's end of [`super::child`]: a process that holds a model and samples from it.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -54,14 +53,13 @@ pub(super) fn find_in(mut folders: impl Iterator<Item = PathBuf>) -> Result<Path
 }
 
 impl Sampler {
-    /// Starts `PROGRAM sample MODEL` and waits until the model is loaded.
-    pub fn start(program: &Path, model: &Path, digest: Option<String>) -> Result<Self, PolicyError> {
-        Self::start_with(program, &[OsStr::new("sample"), model.as_os_str()], digest)
-    }
-
-    fn start_with(program: &Path, arguments: &[&OsStr], digest: Option<String>) -> Result<Self, PolicyError> {
+    /// Starts `PROGRAM sample MODEL` and waits until the model is loaded. With `gpu` it sees that one alone.
+    pub fn start(program: &Path, model: &Path, digest: Option<String>, gpu: Option<&str>) -> Result<Self, PolicyError> {
         let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.arg("sample").arg(model).stdin(Stdio::piped()).stdout(Stdio::piped());
+        if let Some(gpu) = gpu {
+            command.env("CUDA_VISIBLE_DEVICES", gpu);
+        }
         let broken = |message: String| PolicyError::environment(message, "what it printed is in the stage's log");
         let mut child = command.spawn().map_err(|error| broken(format!("{}: {error}", program.display())))?;
         let input = child.stdin.take().expect("it is piped");

@@ -4,16 +4,17 @@ use std::io::ErrorKind;
 
 use cuda_agent_protocol::{ProgramError, Request};
 
-use super::{choice, evaluate, evaluator, flag, overrides};
-use crate::evaluator::VERDICT_LANES;
+use super::{choice, device, evaluate, evaluator_on, flag, overrides};
+use crate::evaluator::{Device, VERDICT_LANES};
 use crate::judge::{Judge, Rules};
 use crate::reference::STEP_LIMIT;
 
 /// Engines that share a stage on one machine have a journal each; more than this many don't.
 const MOST_JOURNALS: usize = 64;
 
-/// A judge on the device that the stage was given. Its journal is in the stage's folder that outlives attempts.
-pub fn judge(request: &Request) -> Result<Judge, ProgramError> {
+/// A judge on the device that the stage was given, but for the first `taken` GPUs, which somebody else uses. Its journal is
+/// in the stage's folder that outlives attempts.
+pub fn judge(request: &Request, taken: usize) -> Result<Judge, ProgramError> {
     let rules = || -> Result<Rules, ProgramError> {
         Ok(Rules {
             policy: choice(request, "policy")?,
@@ -25,13 +26,17 @@ pub fn judge(request: &Request) -> Result<Judge, ProgramError> {
     };
     // Mistakes in the parameters are told before anything is started.
     rules()?;
+    let device = match device(request)? {
+        Device::Cuda(gpus) => Device::Cuda(gpus[taken.min(gpus.len())..].to_vec()),
+        Device::Cpu => Device::Cpu,
+    };
     for number in 0..MOST_JOURNALS {
         let path = request.state_dir.join(format!("verdicts-{number}.jsonl"));
         let journal = match crate::judge::journal_at(&path) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
             journal => journal.map_err(|error| ProgramError::environment(format!("{}: {error}", path.display())))?,
         };
-        return Ok(Judge::over(evaluator(request, STEP_LIMIT, VERDICT_LANES)?, rules()?, journal));
+        return Ok(Judge::over(evaluator_on(request, device, STEP_LIMIT, VERDICT_LANES)?, rules()?, journal));
     }
     Err(ProgramError::environment(format!("{MOST_JOURNALS} engines work on this stage here already")))
 }

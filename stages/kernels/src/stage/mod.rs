@@ -25,12 +25,21 @@ impl From<EvaluatorError> for ProgramError {
 
 /// Starts an evaluator on what the stage was given.
 fn evaluator(request: &Request, step_limit: Duration, lanes: usize) -> Result<Evaluator, ProgramError> {
+    evaluator_on(request, device(request)?, step_limit, lanes)
+}
+
+fn evaluator_on(
+    request: &Request,
+    device: Device,
+    step_limit: Duration,
+    lanes: usize,
+) -> Result<Evaluator, ProgramError> {
     let executable = std::env::current_exe();
     let executable =
         executable.map_err(|error| ProgramError::environment(format!("this program cannot be found: {error}")))?;
     let python = std::env::var_os("CUDA_AGENT_PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from);
     let setup = Setup {
-        device: device(request)?,
+        device,
         executable,
         python,
         cache: request.state_dir.join("kernels"),
