@@ -208,6 +208,62 @@ async fn what_was_done_before_an_abort_is_kept() {
     );
 }
 
+/// An engine dies beside another one of its machine, which has long begun: its answers are in its journal alone.
+#[tokio::test]
+async fn what_an_engine_had_done_that_dies_beside_another_is_not_done_again() {
+    const KEPT: usize = 10;
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    // One program, so that the first engine claims few rows before it has an answer.
+    lab.host = Host::fake(1, "a made-up CPU");
+    ids(&lab, &(0..60).collect::<Vec<_>>(), "x");
+    asked.program(&lab, square);
+    let (begun, go_on) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+    let (inner, told, waited) = (lab.launcher.behaviour("lab/rows"), begun.clone(), go_on.clone());
+    lab.launcher.on(
+        "lab/rows",
+        Arc::new(move |folder, request, channels| {
+            let (program, told, waited) = (inner(folder, request, channels), told.clone(), waited.clone());
+            futures::FutureExt::boxed(async move {
+                told.notify_one();
+                waited.notified().await;
+                program.await
+            })
+        }),
+    );
+    let (mut other, done, hangs) = (lab.beside(), Asked::default(), Arc::new(tokio::sync::Notify::new()));
+    let (counted, told) = (AtomicU32::new(0), hangs.clone());
+    done.program(&other, move |columns| {
+        if counted.fetch_add(1, Ordering::SeqCst) < KEPT as u32 {
+            return square(columns);
+        }
+        told.notify_one();
+        Answer::Hang
+    });
+    let watched = lab.beside();
+    let mut first = std::pin::pin!(lab.run(ROWS));
+    tokio::select! {
+        _ = &mut first => panic!("its program waits"),
+        () = begun.notified() => (),
+    }
+    let living = watched.runs().await;
+    tokio::select! {
+        _ = other.run(ROWS) => panic!("its program hangs"),
+        () = hangs.notified() => (),
+    }
+    // What it had going was dropped with it; its tasks end when they would be next.
+    tokio::task::yield_now().await;
+    assert_eq!((living.len(), watched.bury_runs(&living).await.len()), (1, 1));
+    go_on.notify_waiters();
+    let (report, _) = first.await;
+    assert!(report.failed.is_empty(), "{:?}", report.failed);
+    assert_eq!(report.outputs["r"]["rows"].rows, Some(60));
+    let done = done.take();
+    let mut asked = asked.take();
+    asked.sort_unstable();
+    assert_eq!(done.len(), KEPT + 1);
+    assert_eq!(asked, (0..60).filter(|id| !done[..KEPT].contains(id)).collect::<Vec<_>>());
+}
+
 #[tokio::test]
 async fn a_row_may_make_none_or_many() {
     let (mut lab, asked) = (Lab::new(), Asked::default());

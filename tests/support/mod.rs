@@ -44,6 +44,11 @@ impl FakeLauncher {
         self.behaviours.lock().unwrap().insert(kind.to_owned(), behaviour);
     }
 
+    /// What the programs of a stage kind do by now.
+    pub fn behaviour(&self, kind: &str) -> Behaviour {
+        self.behaviours.lock().unwrap()[kind].clone()
+    }
+
     /// Stages that were launched since the last call, in order.
     pub fn launched(&self) -> Vec<String> {
         std::mem::take(&mut self.launched.lock().unwrap())
@@ -150,7 +155,7 @@ pub enum Answer {
 
 /// A project with made-up stage kinds, a store in memory, and fake programs.
 pub struct Lab {
-    pub folder: tempfile::TempDir,
+    pub folder: Arc<tempfile::TempDir>,
     pub store: Store,
     pub catalog: Catalog,
     pub launcher: FakeLauncher,
@@ -202,7 +207,7 @@ impl Lab {
     pub fn new() -> Self {
         let launcher = FakeLauncher::default();
         let mut lab = Self {
-            folder: tempfile::tempdir().unwrap(),
+            folder: Arc::new(tempfile::tempdir().unwrap()),
             store: Store::memory(),
             catalog: Catalog::default(),
             launcher,
@@ -216,6 +221,16 @@ impl Lab {
         }
         lab.set_version("", "");
         lab
+    }
+
+    /// The same project, store and machine, for an engine with programs of its own.
+    pub fn beside(&self) -> Self {
+        Self {
+            folder: self.folder.clone(),
+            store: self.store.clone(),
+            host: Host::fake(self.host.cpus, "a made-up CPU"),
+            ..Self::new()
+        }
     }
 
     /// Loads the kinds anew, one of them in another version, as a new build of the binary would have it.
@@ -250,6 +265,22 @@ impl Lab {
         for lease in self.store.truth().list("v1/leases").await.unwrap() {
             self.store.truth().delete(&format!("v1/leases/{}", lease.name)).await.unwrap();
         }
+    }
+
+    /// Ends every run but some, as time does with those of the dead. The runs that were ended.
+    pub async fn bury_runs(&self, living: &[String]) -> Vec<String> {
+        let mut buried = Vec::new();
+        for run in self.runs().await.into_iter().filter(|run| !living.contains(run)) {
+            let mut manifest = self.store.run(&run).await.unwrap().unwrap();
+            manifest.ended_at = Some(manifest.heartbeat_at);
+            self.store.put_run(&manifest).await.unwrap();
+            buried.push(run);
+        }
+        buried
+    }
+
+    pub async fn runs(&self) -> Vec<String> {
+        self.store.truth().list("v1/runs").await.unwrap().into_iter().map(|run| run.name).collect()
     }
 
     /// Runs stages of a pipeline; says what came of it and which stages were launched.
