@@ -123,24 +123,28 @@ impl fmt::Debug for Digest {
 #[error("`{0}` is not a digest (64 lower-case hex digits)")]
 pub struct DigestError(String);
 
+/// What each byte stands for as a digit of a digest, over 15 where it is none. A table, since nobody can guess which kind of
+/// digit comes next: branches on it cost a twentieth of a run that finds everything.
+const DIGITS: [u8; 256] = {
+    let (mut digits, mut value) = ([255; 256], 0);
+    while value < 16 {
+        digits[b"0123456789abcdef"[value as usize] as usize] = value;
+        value += 1;
+    }
+    digits
+};
+
 impl FromStr for Digest {
     type Err = DigestError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let digit = |byte: u8| match byte {
-            b'0'..=b'9' => Some(byte - b'0'),
-            b'a'..=b'f' => Some(byte - b'a' + 10),
-            _ => None,
-        };
-        let bytes = text.as_bytes();
-        let mut digest = [0u8; 32];
-        let parsed = (bytes.len() == 64).then_some(()).and_then(|()| {
-            for (index, byte) in digest.iter_mut().enumerate() {
-                *byte = digit(bytes[2 * index])? << 4 | digit(bytes[2 * index + 1])?;
-            }
-            Some(())
-        });
-        parsed.map(|()| Self(digest)).ok_or_else(|| DigestError(text.to_owned()))
+        let (mut digest, mut wrong) = ([0u8; 32], text.len() != 64);
+        for (byte, digits) in digest.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            let (high, low) = (DIGITS[usize::from(digits[0])], DIGITS[usize::from(digits[1])]);
+            wrong |= (high | low) > 15;
+            *byte = high << 4 | low & 15;
+        }
+        if wrong { Err(DigestError(text.to_owned())) } else { Ok(Self(digest)) }
     }
 }
 

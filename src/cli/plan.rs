@@ -77,11 +77,12 @@ async fn planned(planner: &Planner<'_>, graph: &Graph, selected: &[bool]) -> Res
 /// Says what `run` would do.
 pub async fn plan(project: &Project, options: Options) -> Result<Exit, CliError> {
     let (file, patterns) = project.targets(&options.targets)?;
+    let ahead = project.look_ahead(&file);
     let pipeline = project.pipeline(&file)?;
     let graph = Graph::new(&pipeline);
     let selected = graph.select(&pipeline, &patterns)?;
     let refresh = named_stages(&pipeline, &options.refresh)?;
-    let (store, host) = (project.existing_store()?, project.host());
+    let (store, host) = (project.existing_store()?.with(ahead), project.host());
     let planner = Planner::new(&pipeline, &project.catalog, &store, &host, &project.folders, &refresh);
     let plans = planned(&planner, &graph, &selected).await?;
     let known: Vec<(usize, &StagePlan)> =

@@ -12,10 +12,11 @@ use crate::digest::Digest;
 use crate::execute::oldest_live;
 use crate::host::{self, Host};
 use crate::spec::{self, Pipeline};
+use crate::store::ahead::Ahead;
 use crate::store::remote::{self, RemoteOptions};
 use crate::store::share::Probe;
 use crate::store::tier::Tier;
-use crate::store::{Store, StoreError};
+use crate::store::{LAYOUT, Store, StoreError};
 
 /// The name of a project file.
 const PROJECT_FILE: &str = "cuda-agent.yaml";
@@ -84,6 +85,18 @@ impl Project {
             Some(url) => Store::open(url)?,
             None => Store::open_folder(&self.root)?,
         })
+    }
+
+    /// Begins to look up what the last run here had, while its pipeline is read: worth it where that takes long. Nothing is
+    /// made for it.
+    pub fn look_ahead(&self, pipeline: &Path) -> Option<Arc<Ahead>> {
+        const LONG: u64 = 64 * 1024;
+        std::fs::metadata(pipeline).ok().filter(|metadata| metadata.len() >= LONG)?;
+        let folder = match self.store_url() {
+            Some(url) => store_folder(url)?,
+            None => &self.root,
+        };
+        folder.join(LAYOUT).join("runs").is_dir().then(|| self.existing_store().ok())?.and_then(|s| Ahead::begin(&s))
     }
 
     /// Makes the local folder, which git ignores from then on: it holds nothing to commit.

@@ -403,6 +403,8 @@ pub struct Report {
     pub hits: usize,
     /// Stages that failed, with why.
     pub failed: BTreeMap<String, Failure>,
+    /// As it was recorded last.
+    pub manifest: Option<RunManifest>,
 }
 
 struct Active {
@@ -518,6 +520,7 @@ impl Engine<'_> {
             executed: Vec::new(),
             hits: 0,
             failed: BTreeMap::new(),
+            manifest: None,
         };
         let run = Run {
             engine: self,
@@ -617,7 +620,7 @@ impl<'e, 'a> Run<'e, 'a> {
             self.end().await?;
         }
         outcome?;
-        Ok(self.report)
+        Ok(Report { manifest: Some(self.manifest), ..self.report })
     }
 
     /// What is there already is found at once, and not by the loop. Whoever interrupts meanwhile is heard by the loop next.

@@ -21,6 +21,7 @@ use crate::interpreter::{self, Interpreter};
 use crate::key::{self, InputIdentity, MissReason, Preimage, ProgramIdentity};
 use crate::rows::index::RowError;
 use crate::spec::{Command, Pipeline, Source, Stage};
+use crate::store::ahead::Look;
 use crate::store::{CONCURRENT, Hint, Record, RowCounts, Store, StoreError};
 use history::History;
 use inputs::{FileCache, Hurry, Input};
@@ -323,6 +324,7 @@ impl<'a> Planner<'a> {
         let mut found: HashMap<usize, H> = HashMap::new();
         let is_far = self.store.far().is_some();
         let chosen: Vec<usize> = order.iter().copied().filter(|index| selected[*index]).collect();
+        let _end = self.store.ahead().map(|ahead| ahead.ends_with_this());
         if self.store.folder().is_none() || (!is_far && chosen.len() < WORTH_THREADS) {
             return Ok(found);
         }
@@ -497,19 +499,10 @@ impl<'a> Planner<'a> {
         resolved: &Resolved,
     ) -> Result<Verdict, PlanError> {
         let mut reasons = Vec::new();
-        let (generation, record) = store.newest(&resolved.key).await?;
+        let Look { generation, record } = store.look(&resolved.key).await?;
         // A record of something else that lies under this key is damaged, or somebody's trick.
-        if let Some(record) = record.filter(|record| record.preimage == resolved.preimage) {
+        if let Some((record, missing)) = record.filter(|(record, _)| record.preimage == resolved.preimage) {
             let rows = record.rows.unwrap_or_default();
-            let mut missing = None;
-            // What is known to be shared is shared with all its blobs.
-            let unsure = record.outputs.iter().filter(|_| !store.is_trusted(&record, generation));
-            for (port, artifact) in unsure {
-                if store.missing_blob(artifact).await?.is_some() {
-                    missing = Some(port.clone());
-                    break;
-                }
-            }
             match missing {
                 Some(output) => reasons.push(MissReason::BlobMissing { output }),
                 // A stage may pass without them, but each run tries them again.

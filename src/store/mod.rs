@@ -5,6 +5,7 @@
 //! whatever no record names is invisible, so a writer may die at any instant. Names are created once; only the manifest
 //! of a run in progress, tags, hints and leases are overwritten.
 
+pub mod ahead;
 pub mod audit;
 pub mod evict;
 pub mod far;
@@ -27,6 +28,7 @@ use object_store::ObjectStore;
 use crate::artifact::{Artifact, tree};
 use crate::digest::Digest;
 use crate::name::{TAG_PARTS, is_tag_part};
+use ahead::{Ahead, Look};
 use far::Far;
 pub use far::Hint;
 pub use record::{Commit, Record, RowCounts, RunManifest, SegmentName, StageEntry, Tag};
@@ -94,6 +96,8 @@ pub struct Store {
     offline: bool,
     /// Only what needs no request: what is near and, where there is a far tier, known to be there too.
     quick: bool,
+    /// What was looked up already; used while it is quick.
+    ahead: Option<Arc<Ahead>>,
 }
 
 /// Whether a blob that is there already is written once more: where one was found missing or damaged, others of the same
@@ -189,7 +193,7 @@ impl Store {
     }
 
     fn of_tier(near: Tier) -> Self {
-        Self { url: near.url().to_owned(), near, far: None, offline: false, quick: false }
+        Self { url: near.url().to_owned(), near, far: None, offline: false, quick: false, ahead: None }
     }
 
     /// A near folder in front of a far store; what is known of the latter is kept in `cache`.
@@ -220,12 +224,19 @@ impl Store {
     }
 
     fn over_far(near: Tier, far: Far) -> Self {
-        Self { near, url: far.tier.url().to_owned(), far: Some(Arc::new(far)), offline: false, quick: false }
+        Self {
+            near,
+            url: far.tier.url().to_owned(),
+            far: Some(Arc::new(far)),
+            offline: false,
+            quick: false,
+            ahead: None,
+        }
     }
 
     /// The near tier of a store whose far one, of this URL, is not to be asked.
     pub fn offline(near: Tier, url: &str) -> Self {
-        Self { near, far: None, url: url.into(), offline: true, quick: false }
+        Self { near, far: None, url: url.into(), offline: true, quick: false, ahead: None }
     }
 
     /// This store as far as it is on this machine.
@@ -236,6 +247,16 @@ impl Store {
     /// This store as far as it answers without a request: for looking up, on any thread.
     pub fn trusted(&self) -> Self {
         Self { quick: true, ..self.clone() }
+    }
+
+    /// This store, with what was looked up in it ahead.
+    pub fn with(self, ahead: Option<Arc<Ahead>>) -> Self {
+        Self { ahead, ..self }
+    }
+
+    /// What was looked up ahead.
+    pub fn ahead(&self) -> Option<&Arc<Ahead>> {
+        self.ahead.as_ref()
     }
 
     /// Whether only what needs no request is asked for.
@@ -544,6 +565,24 @@ impl Store {
             remove_others(&self.near, key, *generation).await?;
         }
         Ok(there)
+    }
+
+    /// What a key has, and whether its blobs are there.
+    pub async fn look(&self, key: &Digest) -> Result<Look, StoreError> {
+        if let Some(look) = self.ahead.as_ref().filter(|_| self.quick).and_then(|ahead| ahead.take(key)) {
+            return Ok(look);
+        }
+        let (generation, record) = self.newest(key).await?;
+        let Some(record) = record else { return Ok(Look { generation, record: None }) };
+        let mut missing = None;
+        // What is known to be shared is shared with all its blobs.
+        for (port, artifact) in record.outputs.iter().filter(|_| !self.is_trusted(&record, generation)) {
+            if self.missing_blob(artifact).await?.is_some() {
+                missing = Some(port.clone());
+                break;
+            }
+        }
+        Ok(Look { generation, record: Some((record, missing)) })
     }
 
     /// Whether a record that was found need not be shared: it is known to be, or there is nobody to share it with.
