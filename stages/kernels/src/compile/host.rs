@@ -320,13 +320,24 @@ impl HostToolchain {
         Ok(known.insert(folder).clone())
     }
 
+    /// Makes the runtime where it is missing. Whoever compiles next is told what is wrong with it.
+    pub fn make_runtime_ready(&self) {
+        let _ = self.runtime();
+    }
+
     fn make_runtime(&self, folder: &Path) -> Result<(), EvaluatorError> {
         fs::create_dir_all(&self.runtimes).map_err(|error| cannot("make", &self.runtimes, &error))?;
         let made = tempfile::Builder::new().prefix("cpu-").tempdir_in(&self.runtimes);
         let made = made.map_err(|error| cannot("write into", &self.runtimes, &error))?;
         unpack(made.path())?;
+        std::thread::scope(|scope| {
+            let folder = made.path();
+            let compile = |flavour| scope.spawn(move || self.compile_runtime(flavour, folder));
+            let threads = Flavour::ALL.map(compile);
+            let panicked = |_| Err(EvaluatorError::new("a thread that compiles panicked"));
+            threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(panicked))
+        })?;
         for flavour in Flavour::ALL {
-            self.compile_runtime(flavour, made.path())?;
             let object = made.path().join(format!("{}.o", flavour.name()));
             let digest = digest_of(&object).map_err(|error| cannot("read", &object, &error))?;
             write(&object.with_extension("digest"), &digest)?;

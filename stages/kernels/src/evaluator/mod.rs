@@ -119,13 +119,22 @@ impl Evaluator {
             );
         }
         let lanes = (setup.cores / gpus.len()).clamp(1, if setup.device == Device::Cpu { 64 } else { setup.lanes });
-        let toolkit = Toolkit::find_beside(&setup.python);
+        let host = match setup.device {
+            Device::Cpu => Some(Arc::new(HostToolchain::find(&setup.cache.join("runtimes"))?)),
+            Device::Cuda(_) => None,
+        };
+        let toolkit = match host {
+            // It has headers of its own, and to look for CUDA means to start every interpreter that may have it.
+            Some(_) => Toolkit::among(Vec::new()),
+            None => Toolkit::find_beside(&setup.python),
+        };
         let runners = GpuRunners {
             executable: setup.executable.clone(),
             gpu: String::new(),
             cupti: toolkit.cupti().map(Path::to_owned),
         };
-        let compiler = compiler(setup, toolkit)?;
+        let compiler = Compiler::new(toolkit, &setup.cache.join("compiled"), setup.cores)?;
+        let compiler = host.iter().cloned().fold(compiler, Compiler::with_host);
         let servers: Vec<_> = std::thread::scope(|scope| {
             let script = script.as_path();
             let start = |gpu| {
@@ -134,6 +143,10 @@ impl Evaluator {
                 })
             };
             let threads: Vec<_> = gpus.iter().copied().map(start).collect();
+            // To import torch takes as long as to compile the runtime.
+            if let Some(host) = &host {
+                scope.spawn(|| host.make_runtime_ready());
+            }
             threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
         });
         let cards = gpus.iter().zip(servers).map(|(gpu, server)| {
@@ -252,14 +265,6 @@ impl Evaluator {
         }
         Ok(described)
     }
-}
-
-fn compiler(setup: &Setup, toolkit: Toolkit) -> Result<Compiler, EvaluatorError> {
-    let compiler = Compiler::new(toolkit, &setup.cache.join("compiled"), setup.cores)?;
-    Ok(match setup.device {
-        Device::Cpu => compiler.with_host(Arc::new(HostToolchain::find(&setup.cache.join("runtimes"))?)),
-        Device::Cuda(_) => compiler,
-    })
 }
 
 /// Where every draw gives the same inputs, an answer could be remembered from one run to the next.
