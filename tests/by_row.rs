@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cuda_agent::artifact::{json, table};
-use cuda_agent::event::RunEvent;
+use cuda_agent::event::{RunEvent, RunOutcome};
+use cuda_agent::execute::launch::Exit;
 use cuda_agent::host::Host;
 use cuda_agent::store::RowCounts;
 use serde_json::{Map, Value};
@@ -638,4 +639,85 @@ async fn a_misleading_index_is_found_out() {
     assert_eq!(rows.executed, 0);
     let squares: Vec<_> = table.iter().map(|row| row["square"].as_i64().unwrap()).collect();
     assert_eq!(squares, [16, 9, 4, 1]);
+}
+
+/// A by-row program that takes its first rows, does something, and ends when it is asked to, which it notes.
+fn until_stopped(lab: &Lab, kind: &str, on_row: impl Fn() + Send + Sync + 'static) -> Arc<AtomicU32> {
+    let (stopped, on_row) = (Arc::new(AtomicU32::new(0)), Arc::new(on_row));
+    let noted = stopped.clone();
+    lab.launcher.on(
+        kind,
+        Arc::new(move |_, _, mut channels| {
+            let (stopped, on_row) = (noted.clone(), on_row.clone());
+            futures::FutureExt::boxed(async move {
+                channels.rows.as_mut().unwrap().recv().await;
+                on_row();
+                let _ = channels.stop.changed().await;
+                stopped.fetch_add(1, Ordering::SeqCst);
+                Exit::Signal(15)
+            })
+        }),
+    );
+    stopped
+}
+
+#[tokio::test]
+async fn a_stage_that_takes_too_long_ends_its_programs() {
+    let mut lab = Lab::new();
+    let stopped = until_stopped(&lab, "lab/rows", || ());
+    ids(&lab, &[1, 2], "x");
+    let (report, _) = lab.run(&ROWS.replace("inputs:", "timeout: 500ms, inputs:")).await;
+    insta::assert_snapshot!(report.failed["r"].message);
+    assert!(stopped.load(Ordering::SeqCst) > 0);
+}
+
+#[tokio::test]
+async fn an_interrupt_reaches_the_programs_of_a_stage() {
+    let mut lab = Lab::new();
+    let interrupt = lab.interrupt.clone();
+    let stopped = until_stopped(&lab, "lab/rows", move || {
+        let _ = interrupt.lock().unwrap().as_ref().unwrap().send(());
+    });
+    ids(&lab, &[1], "x");
+    let (report, _) = lab.run(ROWS).await;
+    assert_eq!((report.outcome, stopped.load(Ordering::SeqCst)), (RunOutcome::Interrupted, 1));
+}
+
+/// Four rows are at the program; three of them only wait behind the one that takes too long.
+#[tokio::test]
+async fn a_row_that_takes_too_long_twice_is_rejected_and_those_behind_it_are_not() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    lab.host = Host::fake(1, "a made-up CPU");
+    let counted = asked.clone();
+    lab.launcher.on(
+        "lab/limited",
+        row_program(move |columns| {
+            counted.0.lock().unwrap().push(columns["id"].as_i64().unwrap());
+            if columns["id"] == 3 { Answer::Hang } else { square(columns) }
+        }),
+    );
+    ids(&lab, &(0..8).collect::<Vec<_>>(), "x");
+    let (report, _) = lab.run(&ROWS.replace("lab/rows", "lab/limited")).await;
+    assert!(report.failed.is_empty(), "{:?}", report.failed);
+    assert_eq!(report.outputs["r"]["rows"].rows, Some(7));
+    let mut asked = asked.take();
+    asked.sort_unstable();
+    let told: Vec<&str> = lab.events.iter().filter_map(message).collect();
+    assert!(told.iter().any(|told| told.ends_with("(id=3) is rejected: timeout: it took too long, twice")), "{told:?}");
+    assert_eq!(asked.iter().filter(|id| **id == 3).count(), 2);
+}
+
+#[tokio::test]
+async fn a_failure_names_some_of_the_rows_and_counts_the_rest() {
+    let mut lab = Lab::new();
+    lab.host = Host::fake(1, "a made-up CPU");
+    lab.launcher.on(
+        "lab/limited",
+        Arc::new(|_, _, _| futures::FutureExt::boxed(async { cuda_agent::execute::launch::Exit::Success })),
+    );
+    ids(&lab, &[1, 2, 3, 4], "x");
+    let (report, _) = lab.run(&ROWS.replace("lab/rows", "lab/limited")).await;
+    let message = &report.failed["r"].message;
+    assert!(message.starts_with("the program ended well, but left 4 rows unanswered: row "), "{message}");
+    assert!(message.ends_with(" and 1 more"), "{message}");
 }

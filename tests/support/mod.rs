@@ -163,9 +163,11 @@ pub struct Lab {
     pub secrets: Secrets,
     pub refresh: Vec<String>,
     pub events: Vec<RunEvent>,
+    /// Interrupts the run that is going on.
+    pub interrupt: Arc<Mutex<Option<tokio::sync::mpsc::UnboundedSender<()>>>>,
 }
 
-const KINDS: [(&str, &str); 6] = [
+const KINDS: [(&str, &str); 7] = [
     (
         "lab/make",
         "name: lab/make\nversion: 1.0.0\nsummary: Makes a text.\noutputs: { out: { type: tree } }\n\
@@ -201,6 +203,13 @@ const KINDS: [(&str, &str); 6] = [
          outputs: { rows: { type: table, columns: [ { name: square, type: int64 } ] } }\n\
          resources: { cpu: 0 }\nby_row: { port: rows }\nrun: [x]\n",
     ),
+    (
+        "lab/limited",
+        "name: lab/limited\nversion: 1.0.0\nsummary: Works on rows for so long.\n\
+         inputs: { rows: { type: table, columns: { id: int64 } } }\n\
+         outputs: { rows: { type: table, columns: [ { name: square, type: int64 } ] } }\n\
+         by_row: { port: rows, window: 4, row_timeout_s: 0.4 }\nrun: [x]\n",
+    ),
 ];
 
 impl Lab {
@@ -215,6 +224,7 @@ impl Lab {
             secrets: Secrets::default(),
             refresh: Vec::new(),
             events: Vec::new(),
+            interrupt: Arc::default(),
         };
         for (name, _) in KINDS {
             lab.launcher.on(name, echo());
@@ -302,7 +312,8 @@ impl Lab {
             jobs: None,
             sample: None,
         };
-        let (_keep, interrupts) = tokio::sync::mpsc::unbounded_channel();
+        let (interrupt, interrupts) = tokio::sync::mpsc::unbounded_channel();
+        *self.interrupt.lock().unwrap() = Some(interrupt);
         self.events.clear();
         let mut events: Vec<RunEvent> = Vec::new();
         let report = {
