@@ -170,7 +170,7 @@ async fn a_crash_that_does_not_repeat_rejects_nothing() {
 #[tokio::test]
 async fn a_program_that_always_dies_fails_the_stage_and_rejects_no_row() {
     let (mut lab, asked) = (Lab::new(), Asked::default());
-    let dead = Arc::new(|_, _, _| futures::FutureExt::boxed(async { cuda_agent::execute::launch::Exit::Code(127) }));
+    let dead = Arc::new(|_, _, _| futures::FutureExt::boxed(async { Exit::Code(127) }));
     lab.launcher.on("lab/rows", dead);
     ids(&lab, &(0..10).collect::<Vec<_>>(), "x");
     let (report, _) = lab.run(ROWS).await;
@@ -555,7 +555,7 @@ async fn failures_name_the_rows_that_a_program_had() {
                     r#"{"kind": "internal", "message": "KeyError: 'x'", "hint": null}"#,
                 )
                 .unwrap();
-                cuda_agent::execute::launch::Exit::Code(1)
+                Exit::Code(1)
             })
         }),
     );
@@ -611,7 +611,7 @@ async fn resources_come_back_whatever_a_program_does() {
     let mut lab = Lab::new();
     // The only cores are held by a by-row stage that fails; another stage must still get them.
     lab.host = Host::fake(1, "a made-up CPU");
-    let bad = Arc::new(|_, _, _| futures::FutureExt::boxed(async { cuda_agent::execute::launch::Exit::Success }));
+    let bad = Arc::new(|_, _, _| futures::FutureExt::boxed(async { Exit::Success }));
     lab.launcher.on("lab/rows", bad);
     ids(&lab, &[1, 2], "x");
     let text = "stages:\n  r: { uses: lab/rows, inputs: { rows: { path: ids.parquet } } }\n  \
@@ -689,11 +689,21 @@ async fn a_row_that_takes_too_long_twice_is_rejected_and_those_behind_it_are_not
     let (mut lab, asked) = (Lab::new(), Asked::default());
     lab.host = Host::fake(1, "a made-up CPU");
     let counted = asked.clone();
+    let inner = row_program(move |columns| {
+        counted.0.lock().unwrap().push(columns["id"].as_i64().unwrap());
+        if columns["id"] == 3 { Answer::Hang } else { square(columns) }
+    });
     lab.launcher.on(
         "lab/limited",
-        row_program(move |columns| {
-            counted.0.lock().unwrap().push(columns["id"].as_i64().unwrap());
-            if columns["id"] == 3 { Answer::Hang } else { square(columns) }
+        Arc::new(move |folder, request, channels| {
+            let mut stop = channels.stop.clone();
+            let program = inner(folder, request, channels);
+            futures::FutureExt::boxed(async move {
+                tokio::select! {
+                    exit = program => exit,
+                    _ = stop.changed() => Exit::Signal(9),
+                }
+            })
         }),
     );
     ids(&lab, &(0..8).collect::<Vec<_>>(), "x");
@@ -711,10 +721,7 @@ async fn a_row_that_takes_too_long_twice_is_rejected_and_those_behind_it_are_not
 async fn a_failure_names_some_of_the_rows_and_counts_the_rest() {
     let mut lab = Lab::new();
     lab.host = Host::fake(1, "a made-up CPU");
-    lab.launcher.on(
-        "lab/limited",
-        Arc::new(|_, _, _| futures::FutureExt::boxed(async { cuda_agent::execute::launch::Exit::Success })),
-    );
+    lab.launcher.on("lab/limited", Arc::new(|_, _, _| futures::FutureExt::boxed(async { Exit::Success })));
     ids(&lab, &[1, 2, 3, 4], "x");
     let (report, _) = lab.run(&ROWS.replace("lab/rows", "lab/limited")).await;
     let message = &report.failed["r"].message;
