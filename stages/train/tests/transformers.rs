@@ -17,7 +17,11 @@ const CASES: [&str; 7] =
 /// Runs the script with the project's interpreter, and returns what it prints.
 fn reference(arguments: &[&Path]) -> String {
     let environment = std::env::var_os("VIRTUAL_ENV").expect("VIRTUAL_ENV: the environment that has torch");
-    let output = Command::new(Path::new(&environment).join("bin/python"))
+    reference_by(&Path::new(&environment).join("bin/python"), arguments)
+}
+
+fn reference_by(python: &Path, arguments: &[&Path]) -> String {
+    let output = Command::new(python)
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/reference.py"))
         .args(arguments)
         .env("PYTHONDONTWRITEBYTECODE", "1")
@@ -166,4 +170,23 @@ fn what_is_saved_loads_in_transformers() {
         assert!(error <= 1e-5, "{case}: {error:e}");
         println!("{case} as {class}: {error:.1e}");
     }
+}
+
+/// What is saved as an adapter is one to PEFT, and computes the same there. By hand:
+/// `CUDA_AGENT_PEFT_PYTHON=… cargo test -p cuda-agent-train --features torch --test transformers -- --ignored`
+#[test]
+#[ignore = "needs an interpreter with peft in CUDA_AGENT_PEFT_PYTHON"]
+fn an_adapter_loads_in_peft() {
+    let python = std::env::var_os("CUDA_AGENT_PEFT_PYTHON").expect("CUDA_AGENT_PEFT_PYTHON: an interpreter with peft");
+    let case = "qwen3-biased";
+    let decoder = with_adapters(case);
+    let folder = tempfile::tempdir().unwrap();
+    decoder.save_adapter(folder.path(), "base").unwrap();
+    let own = tch::no_grad(|| output(&decoder, case));
+    write_file(&folder.path().join("own.safetensors.out"), vec![("output".into(), own)]).unwrap();
+    let answer = reference_by(Path::new(&python), &[Path::new("adapter"), &models().join(case), folder.path()]);
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    let error = answer["difference"].as_f64().unwrap();
+    println!("{case} with PEFT: {error:.1e}");
+    assert!(error <= 1e-5, "{error:e}");
 }

@@ -6,6 +6,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use cuda_agent_train::TrainError;
 use cuda_agent_train::algorithm::goldens::{TOLERANCE, recompute};
+use cuda_agent_train::model::gguf;
+use cuda_agent_train::sampler::{child, open, server};
 
 /// The program of the training stages: it links libtorch, and nothing else of cuda-agent does.
 #[derive(Parser)]
@@ -30,18 +32,48 @@ enum Command {
         /// A JSON file of cases: inputs, gae, policy_loss, value_loss, kl_mean, adaptive_kl.
         file: PathBuf,
     },
+    /// Sample from a model for another program: JSON lines on standard input and output.
+    #[command(after_help = open::USAGE, override_usage = "cuda-agent-train sample MODEL [--name VALUE]...")]
+    Sample {
+        #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Serve a model behind OpenAI's API.
+    #[command(after_help = format!("{}\n{}", open::USAGE, server::USAGE), override_usage = "cuda-agent-train serve MODEL [--name VALUE]...")]
+    Serve {
+        #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Make a Hugging Face folder in bf16 of a GGUF file of a Qwen2 or Qwen3 model.
+    Import {
+        /// The GGUF file.
+        file: PathBuf,
+        /// The folder to write.
+        folder: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Stage { kind } => return cuda_agent_train::stage::main(&kind).into(),
         Command::Goldens { file } => goldens(&file),
+        Command::Sample { arguments } => child::main(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Serve { arguments } => server::main(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Import { file, folder } => import(&file, &folder),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("error: {error}");
         error.hint.iter().for_each(|hint| eprintln!("hint: {hint}"));
         ExitCode::from(2)
     })
+}
+
+fn import(file: &std::path::Path, folder: &std::path::Path) -> Result<ExitCode, TrainError> {
+    let imported = gguf::import(file, folder)?;
+    let head = if imported.tied { "its head is its embedding" } else { "its head is a table of its own" };
+    println!("{} weights in {} tensors, {head}", imported.parameters, imported.tensors);
+    println!("they went through the file's quantisation: this is not the model that was published in bf16");
+    Ok(ExitCode::SUCCESS)
 }
 
 fn goldens(file: &std::path::Path) -> Result<ExitCode, TrainError> {

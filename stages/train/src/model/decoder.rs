@@ -349,6 +349,14 @@ impl Decoder {
 }
 
 impl Decoder {
+    /// The same model without adapters: they are merged into its weights. Of what is not adapted nothing is copied.
+    pub fn merged(&self) -> Self {
+        let weights: std::collections::HashMap<_, _> = self.weights().into_iter().collect();
+        let mut source = |name: &str, _: &[i64], _: Kind, _: Initial| Ok(weights[name].detach());
+        let builder = Builder { options: &self.options, source: &mut source, parameters: Vec::new() };
+        builder.decoder(self.config.clone()).expect("every weight is there")
+    }
+
     /// Replaces the model's weights by those of [`Decoder::weights`] of another, in place. Types and devices may differ,
     /// names and shapes may not; nothing is changed where they do.
     pub fn set_weights(&mut self, weights: &[(String, Tensor)]) -> Result<(), TrainError> {

@@ -76,7 +76,6 @@ pub(super) struct Engine<L> {
 
 impl<L: Listener> Engine<L> {
     pub fn new(decoder: Decoder, tokenizer: Option<Tokenizer>, slots: usize, capacity: i64) -> Self {
-        let capacity = capacity.min(decoder.config().max_positions);
         let cache = Cache::new(&decoder, slots, capacity);
         let (waiting, active) = (VecDeque::new(), Vec::new());
         Self { decoder, tokenizer, cache, slots, waiting, active, version: 0, statistics: Statistics::default() }

@@ -12,13 +12,17 @@
 //! | `draw.rs` | logits to tokens and their log-probabilities |
 //! | `engine.rs` | one step: admit, prefill, decode, finish |
 //! | `thread.rs` | the thread and its callers' handles |
-//! | `protocol.rs`, `server/` | the same for other programs: JSON lines, an OpenAI-compatible server |
+//! | `open.rs` | from a program's arguments to a sampler |
+//! | `child.rs`, `server/` | the same for other programs: JSON lines, an OpenAI-compatible server |
 
 mod cache;
+pub mod child;
 mod draw;
 mod engine;
+pub mod open;
+pub mod server;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod thread;
 
 pub use self::engine::Statistics;

@@ -5,6 +5,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::*;
 use crate::model::{Config, Decoder, Head, LoadOptions, Packed};
+use crate::text::{Tokenizer, tiny};
 
 const OPTIONS: LoadOptions = LoadOptions { device: Device::Cpu, kind: Kind::Float, head: Head::Language };
 
@@ -222,4 +223,61 @@ fn many_callers_wait_and_some_give_up() {
         Ok(sample) => assert_eq!(sample.tokens.len(), 50),
         Err(error) => assert_eq!(error.message, "the sampler has ended"),
     }
+}
+
+/// A model over bytes with its tokenizer, twice.
+pub(crate) fn byte_model() -> (Decoder, Tokenizer, Tokenizer) {
+    let config = Config::from_json(&json!({
+        "model_type": "qwen2", "vocab_size": tiny::SIZE, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128, "initializer_range": 0.2,
+    }));
+    let folder = tempfile::tempdir().unwrap();
+    tiny::write(folder.path());
+    let load = || Tokenizer::load(folder.path()).unwrap();
+    (Decoder::random(&config.unwrap(), 4, &OPTIONS), load(), load())
+}
+
+/// Lines in, lines out; requests of a conversation that goes on by ids, and one that can't be met.
+#[test]
+fn a_program_is_answered_line_by_line() {
+    let (decoder, own, tokenizer) = byte_model();
+    let sampler = Sampler::new(decoder, Some(own), Options { slots: 3, capacity: 100 });
+    let key = |turn: u32| json!({"seed": 1, "task": "t", "sample": 0, "turn": turn});
+    let sampling = json!({"temperature": 1.0, "top_p": 1.0, "max_tokens": 20});
+    let ask = |input: String| {
+        let mut output = Vec::new();
+        child::serve(&sampler, &tokenizer, "tiny", input.as_bytes(), &mut output).unwrap();
+        let lines = String::from_utf8(output).unwrap();
+        let mut lines: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.remove(0), json!({"ready": {"model": "tiny", "width": 3}}));
+        lines.sort_by_key(|line| line.as_object().unwrap().values().next().unwrap()["id"].as_u64());
+        lines
+    };
+    let request = |id: u64, messages: serde_json::Value, turn: u32| json!({"request": {"id": id, "messages": messages, "sampling": sampling, "key": key(turn)}});
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let input = [
+        request(1, json!([user("hi")]), 0),
+        request(2, json!([user(&"x".repeat(200))]), 0),
+        request(3, json!([user("hi")]), 0),
+    ];
+    let lines = ask(input.map(|line| line.to_string() + "\n").concat());
+    assert_eq!(lines.len(), 3);
+    let answer = &lines[0]["answer"];
+    let (tokens, prompt) = (answer["token_ids"].as_array().unwrap(), answer["prompt_ids"].as_array().unwrap());
+    assert_eq!(tokens.len(), answer["log_probs"].as_array().unwrap().len());
+    assert_eq!(answer["token_ids"], lines[2]["answer"]["token_ids"], "equal keys");
+    let message = lines[1]["error"]["message"].as_str().unwrap();
+    assert_eq!(message, "the prompt has 219 tokens, and a conversation at most 100");
+
+    let ids = [prompt.as_slice(), tokens].concat();
+    let messages = json!([user("hi"), {"role": "assistant", "content": answer["text"]}, user("more")]);
+    let mut next = request(4, messages, 1);
+    next["request"]["prefix"] = json!({"ids": ids, "messages": 2});
+    let lines = ask(next.to_string() + "\n");
+    let appended = lines[0]["answer"]["prompt_ids"].as_array().unwrap();
+    assert_eq!(appended[..ids.len()], ids);
+    assert_ne!(lines[0]["answer"]["token_ids"], answer["token_ids"]);
+
+    let broken = child::serve(&sampler, &tokenizer, "tiny", "{}\n".as_bytes(), Vec::new()).unwrap_err();
+    assert!(broken.message.starts_with("standard input: not a request"), "{broken}");
 }

@@ -13,7 +13,7 @@ use crate::sampler::{Request, Sample};
 use crate::text::Tokenizer;
 
 /// Sizes of a sampler.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Sequences in the batch, at most.
     pub slots: usize,
@@ -30,6 +30,7 @@ impl Default for Options {
 /// A thread that samples. Requests may come from any number of threads; dropping it ends it, and requests that wait then
 /// get an error.
 pub struct Sampler {
+    options: Options,
     /// Behind a lock, since a sender alone can't be shared.
     commands: Mutex<Option<Sender<Command>>>,
     thread: Option<JoinHandle<()>>,
@@ -94,13 +95,19 @@ impl Handle {
 impl Sampler {
     /// Starts a thread that owns the decoder. Without a tokenizer samples have no text, and requests no stop strings.
     pub fn new(decoder: Decoder, tokenizer: Option<Tokenizer>, options: Options) -> Self {
+        let options = Options { capacity: options.capacity.min(decoder.config().max_positions), ..options };
         let (commands, received) = mpsc::channel();
         let run = move || {
             let _no_gradients = tch::no_grad_guard();
             serve(Engine::new(decoder, tokenizer, options.slots, options.capacity), &received);
         };
         let thread = std::thread::Builder::new().name("sampler".into()).spawn(run).expect("threads can be started");
-        Self { commands: Mutex::new(Some(commands)), thread: Some(thread) }
+        Self { options, commands: Mutex::new(Some(commands)), thread: Some(thread) }
+    }
+
+    /// Its sizes, as they are.
+    pub fn options(&self) -> Options {
+        self.options
     }
 
     /// Sends a command; false where the thread has ended.

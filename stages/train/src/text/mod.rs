@@ -5,10 +5,14 @@
 mod chat;
 mod decode;
 mod json;
+mod prompt;
 mod stop;
+#[cfg(test)]
+pub(crate) mod tiny;
 mod tokenizer;
 
 pub use self::chat::ChatTemplate;
 pub use self::decode::Incremental;
+pub use self::prompt::Begin;
 pub use self::stop::{Stop, Stopped};
 pub use self::tokenizer::Tokenizer;

@@ -3,6 +3,7 @@
 usage: reference.py write FOLDER        a folder for each of CASES: a model, ids.json, expected.safetensors
        reference.py check MODEL...      loads each folder and prints, one line each, its class, what was wrong with it, and
                                         its largest difference from own.safetensors.out on ids.json
+       reference.py adapter BASE FOLDER loads the adapter FOLDER on BASE with PEFT, and prints the largest difference likewise
        reference.py real MODEL OUT      a real model in fp32: OUT gets logits of a few texts and 256 tokens taken greedily
        reference.py blocks FILE OUT     a GGUF file: OUT gets rows of some tensors as the package gguf dequantises them
 """
@@ -106,6 +107,16 @@ def check(folder: Path) -> None:
     print(json.dumps({"class": type(model).__name__, "problems": problems, "difference": (output - own).abs().max().item()}))
 
 
+def adapter(base: Path, folder: Path) -> None:
+    from peft import PeftModel
+
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), folder).eval()
+    with torch.no_grad():
+        output = outputs(model, json.loads((base / "ids.json").read_text()))
+    own = load_file(folder / "own.safetensors.out")["output"]
+    print(json.dumps({"class": type(model).__name__, "problems": {}, "difference": (output - own).abs().max().item()}))
+
+
 TEXTS = [
     "__global__ void add(const float* a, const float* b, float* c, int n) {\n    int i = blockIdx.x * blockDim.x + threadIdx.x;\n",
     "import torch\n\ndef softmax(x: torch.Tensor) -> torch.Tensor:\n    return",
@@ -159,6 +170,8 @@ if __name__ == "__main__":
         case ["check", *folders]:
             for folder in folders:
                 check(Path(folder))
+        case ["adapter", base, folder]:
+            adapter(Path(base), Path(folder))
         case ["real", folder, out]:
             real(Path(folder), Path(out))
         case ["blocks", file, out]:

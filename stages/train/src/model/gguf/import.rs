@@ -165,7 +165,11 @@ fn tensors<'a>(gguf: &'a Gguf, config: &Json, tied: bool) -> Result<Vec<LazyTens
         let shape = gguf.shape(name).expect("it is in the list").iter().map(|&size| size as usize).collect();
         let bytes = Box::new(move || {
             let numbers = gguf.tensor(name).expect("its place was checked when the file was opened");
-            numbers.iter().flat_map(|number| bf16::from_f32(*number).to_le_bytes()).collect()
+            let mut bytes = vec![0; numbers.len() * 2];
+            for (number, bytes) in numbers.iter().zip(bytes.chunks_exact_mut(2)) {
+                bytes.copy_from_slice(&bf16::from_f32(*number).to_le_bytes());
+            }
+            bytes
         });
         tensors.push(LazyTensor { name: target, shape, bytes });
     }
