@@ -55,6 +55,7 @@ test-rust: venv-dev azurite tools
 with_torch = VIRTUAL_ENV=$(CURDIR)/$(VENV) PATH="$(CURDIR)/$(VENV)/bin:$$PATH" LIBTORCH_USE_PYTORCH=1
 test-train: venv-dev tools ## The training program: its mathematics, models beside transformers, small runs
 	$(with_torch) cargo clippy --package cuda-agent-train --features torch --all-targets --locked --quiet -- -D warnings
+	cargo build --locked --quiet
 	$(with_torch) OMP_NUM_THREADS=1 cargo test --package cuda-agent-train --features torch --locked --quiet
 
 train-tools: venv tools ## The training program, target/release/cuda-agent-train: it links the torch of .venv

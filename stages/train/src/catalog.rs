@@ -10,6 +10,9 @@ const TRAIN: Group = Group {
     name: "train",
     programs: &[
         ("critic-pretrain", Some(|| become_stage("train/critic-pretrain"))),
+        ("new-model", Some(|| become_stage("train/new-model"))),
+        ("ppo", Some(|| become_stage("train/ppo"))),
+        ("ppo-warmup", Some(|| become_stage("train/ppo-warmup"))),
         ("rft", Some(|| become_stage("train/rft"))),
     ],
     embedded: EMBEDDED,

@@ -54,6 +54,12 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    // The evaluator's children are this program, started again.
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.first().is_some_and(|word| word == cuda_agent_kernels::COMMAND) {
+        let word = words.get(1).map(String::as_str).unwrap_or_default();
+        return cuda_agent_kernels::child(word).into();
+    }
     let outcome = match Arguments::parse().command {
         Command::Stage { kind } => return cuda_agent_train::stage::main(&kind).into(),
         Command::Goldens { file } => goldens(&file),

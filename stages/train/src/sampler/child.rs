@@ -61,7 +61,11 @@ fn write(output: &Mutex<impl Write>, line: &FromSampler) -> Result<(), TrainErro
     written.map_err(|error| TrainError::new(format!("standard output: {error}")))
 }
 
-fn answer(sampler: &Sampler, tokenizer: &Tokenizer, request: &SampleRequest) -> Result<SampleAnswer, TrainError> {
+pub(crate) fn answer(
+    sampler: &Sampler,
+    tokenizer: &Tokenizer,
+    request: &SampleRequest,
+) -> Result<SampleAnswer, TrainError> {
     let messages: Vec<Value> = request.messages.iter().map(|message| json!(message)).collect();
     let ids: Option<Vec<i64>> =
         request.prefix.as_ref().map(|prefix| prefix.ids.iter().copied().map(i64::from).collect());

@@ -22,29 +22,35 @@ pub fn read(path: &Path) -> Result<Read, ProgramError> {
     let rows = trajectory::read(path).map_err(|error| ProgramError::input(error.to_string()))?;
     let (mut episodes, mut without_reward) = (Vec::new(), 0);
     for row in rows {
-        let Some(tokens) = row.tokens else {
-            let message = format!("sample {} of task {} has no token ids", row.sample, row.task_digest);
-            let hint = "only a policy that reports its token ids and log-probabilities can be trained on";
-            return Err(ProgramError::input(message).with_hint(hint));
-        };
-        let Some(reward) = row.reward else {
-            without_reward += 1;
-            continue;
-        };
-        let trajectory = Trajectory {
-            task: row.task_digest,
-            sample: u64::from(row.sample),
-            ids: tokens.ids.iter().map(|id| i64::from(*id)).collect(),
-            mask: tokens.mask,
-            log_probs: tokens.log_probs.iter().map(|log_prob| log_prob.unwrap_or(0.0)).collect(),
-            reward,
-            truncated: row.finish_reason == Ending::Length,
-            turns: row.turns.iter().filter(|turn| turn.role == Role::Assistant).count() as u64,
-        };
-        trajectory.check().map_err(super::input)?;
-        episodes.push(Episode { trajectory, turns: row.turns.iter().filter_map(turn).collect() });
+        let turns = row.turns.iter().filter_map(turn).collect();
+        match trajectory(row)? {
+            Some(trajectory) => episodes.push(Episode { trajectory, turns }),
+            None => without_reward += 1,
+        }
     }
     Ok(Read { episodes, without_reward })
+}
+
+/// An episode as the trainer takes it; `None` where it has no reward.
+pub fn trajectory(row: trajectory::Trajectory) -> Result<Option<Trajectory>, ProgramError> {
+    let Some(tokens) = row.tokens else {
+        let message = format!("sample {} of task {} has no token ids", row.sample, row.task_digest);
+        let hint = "only a policy that reports its token ids and log-probabilities can be trained on";
+        return Err(ProgramError::input(message).with_hint(hint));
+    };
+    let Some(reward) = row.reward else { return Ok(None) };
+    let trajectory = Trajectory {
+        task: row.task_digest,
+        sample: u64::from(row.sample),
+        ids: tokens.ids.iter().map(|id| i64::from(*id)).collect(),
+        mask: tokens.mask,
+        log_probs: tokens.log_probs.iter().map(|log_prob| log_prob.unwrap_or(0.0)).collect(),
+        reward,
+        truncated: row.finish_reason == Ending::Length,
+        turns: row.turns.iter().filter(|turn| turn.role == Role::Assistant).count() as u64,
+    };
+    trajectory.check().map_err(super::input)?;
+    Ok(Some(trajectory))
 }
 
 /// What the policy did in a turn. A tool's result is no action, but a call that named no tool was outside the schema.

@@ -3,13 +3,19 @@
 //! All of them are loops of steps with a checkpoint in the stage's state folder: whoever is killed at any instant goes on
 //! from the last one, and reaches the same numbers, since a step depends on the checkpoint and the inputs alone.
 
+mod environment;
 mod episodes;
 mod model;
+mod new_model;
 mod offline;
+mod online;
+mod policy;
 mod report;
+mod table;
 
 use std::path::Path;
 
+use cuda_agent_agent::trajectory::Form;
 use cuda_agent_protocol::{Event, InputRequest, Program, ProgramError, Request};
 use serde::de::DeserializeOwned;
 
@@ -22,6 +28,9 @@ use crate::trainer::Metrics;
 pub fn main(kind: &str) -> u8 {
     Program::main(|program| match kind {
         "train/rft" => offline::rft(program),
+        "train/new-model" => new_model::main(program),
+        "train/ppo-warmup" => online::ppo(program, Form::Single),
+        "train/ppo" => online::ppo(program, Form::Repair),
         "train/critic-pretrain" => offline::critic_pretrain(program),
         other => Err(ProgramError::environment(format!("`{other}` is no kind of this program"))),
     })

@@ -37,13 +37,22 @@ enum Precision {
 }
 
 impl ModelParams {
-    /// Loads a model for training.
-    pub fn load(&self, request: &Request, folder: &Path, head: Head) -> Result<Decoder, ProgramError> {
-        let kind = match self.precision {
+    /// Loads a language model that is not trained: to sample from, or as a reference.
+    pub fn load_frozen(&self, request: &Request, folder: &Path) -> Result<Decoder, ProgramError> {
+        let options = LoadOptions { device: device(request)?, kind: self.kind(), head: Head::Language };
+        Decoder::load(folder, &options).map_err(super::input)
+    }
+
+    fn kind(&self) -> Kind {
+        match self.precision {
             Precision::Fp32 => Kind::Float,
             Precision::Bf16 => Kind::BFloat16,
-        };
-        let options = LoadOptions { device: device(request)?, kind, head };
+        }
+    }
+
+    /// Loads a model for training.
+    pub fn load(&self, request: &Request, folder: &Path, head: Head) -> Result<Decoder, ProgramError> {
+        let options = LoadOptions { device: device(request)?, kind: self.kind(), head };
         let mut decoder = Decoder::load(folder, &options).map_err(super::input)?;
         if self.lora_rank > 0 {
             decoder.add_lora(&LoraConfig::all(self.lora_rank), self.seed);

@@ -1,0 +1,265 @@
+//! What a policy is asked, and what its answers are worth.
+
+use std::path::Path;
+
+use cuda_agent_agent::episode::{Assignment, EpisodeError, Judging, Rules, Stage};
+use cuda_agent_agent::phases::Phases;
+use cuda_agent_agent::policy::{Finish, Key, Message, Policy, Prefix, Request as Question, Role, Sampling};
+use cuda_agent_agent::prompts::Prompts;
+use cuda_agent_agent::trajectory::{self, Ending, Form, Trajectory as Episode, Turn};
+use cuda_agent_kernels::judge::{Admission, Judge};
+use cuda_agent_protocol::{ProgramError, Request};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::policy::Local;
+use super::{episodes, input_path};
+use crate::trainer::trajectory::Trajectory;
+
+/// A task of the table.
+struct Row {
+    code: String,
+    /// The text that answers are compared with, where `judge: expected` asks for one.
+    expected: Option<String>,
+}
+
+/// Who says what an answer is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    /// The evaluator's verdicts on CUDA kernels.
+    Kernels,
+    /// The share of the text `expected` that the answer begins with, and half a point less where it goes on after it.
+    Expected,
+}
+
+/// Tasks, and how episodes with them go.
+pub struct Environment {
+    rules: Rules,
+    /// Tasks that are left, in the order of their table.
+    tasks: Vec<Task>,
+    kind: Kind,
+    /// Why tasks were left out.
+    pub refused: Vec<String>,
+}
+
+enum Task {
+    Kernel(Assignment),
+    Text(Row),
+}
+
+enum Kind {
+    Kernels { judge: Box<Judge>, prompts: Prompts, phases: Phases },
+    Expected,
+}
+
+/// The episodes of one step.
+#[derive(Default)]
+pub struct Collected {
+    /// Those with a reward, ordered by task and sample.
+    pub trajectories: Vec<Trajectory>,
+    /// Number of episodes without one: dropped from the loss.
+    pub without_reward: usize,
+    /// Seconds that sampling took, added up over episodes.
+    pub sampling_s: f64,
+    /// Seconds that verdicts took, added up over episodes.
+    pub judging_s: f64,
+    /// Number of last verdicts that were `correct`.
+    pub correct: usize,
+    /// Every episode as a row of a table of trajectories.
+    pub rows: Vec<Value>,
+}
+
+impl Environment {
+    /// Reads the tasks and starts what judges.
+    pub fn open(request: &Request, source: Source, rules: Rules, column: &str) -> Result<Self, ProgramError> {
+        let path = super::required(request, "tasks")?;
+        let rows = read(path, source, column)?;
+        let (mut tasks, mut refused) = (Vec::new(), Vec::new());
+        if source == Source::Expected {
+            let tasks = rows.into_iter().map(Task::Text).collect();
+            return Ok(Self { rules, tasks, kind: Kind::Expected, refused });
+        }
+        let prompts = match input_path(request, "prompts") {
+            Some(folder) => Prompts::with(folder).map_err(|error| ProgramError::input(error.to_string()))?,
+            None => Prompts::own(),
+        };
+        // Of several cards the first one computes and the others judge. One card can't do both at once.
+        let gpus = request.resources.gpus.len();
+        let judge = cuda_agent_kernels::stage::judge(request, usize::from(gpus > 1))?;
+        for row in rows {
+            let task = judge.task(&row.code);
+            match judge.admit(&task)? {
+                Admission::Admitted(contract) => tasks.push(Task::Kernel(Assignment { task, contract })),
+                Admission::Refused(why) => refused.push(why),
+            }
+        }
+        let kind = Kind::Kernels { judge: Box::new(judge), prompts, phases: Phases::new(gpus == 1) };
+        Ok(Self { rules, tasks, kind, refused })
+    }
+
+    /// Number of tasks that may be worked with.
+    pub fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// `samples` episodes with each of `chosen` tasks, all of them side by side. `seed` keys their random numbers.
+    pub fn collect(
+        &self,
+        policy: &Local,
+        chosen: &[usize],
+        samples: u32,
+        seed: i64,
+    ) -> Result<Collected, ProgramError> {
+        let rules = Rules { seed, ..self.rules.clone() };
+        let ends: Vec<_> = std::thread::scope(|scope| {
+            let rules = &rules;
+            let pairs = chosen.iter().flat_map(|task| (0..samples).map(move |sample| (*task, sample)));
+            let threads: Vec<_> =
+                pairs.map(|(task, sample)| scope.spawn(move || self.episode(policy, rules, task, sample))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("an episode does not panic")).collect()
+        });
+        let mut collected = Collected::default();
+        for end in ends {
+            collected.add(end?);
+        }
+        Ok(collected)
+    }
+
+    fn episode(&self, policy: &Local, rules: &Rules, task: usize, sample: u32) -> Result<One, ProgramError> {
+        match (&self.tasks[task], &self.kind) {
+            (Task::Kernel(assignment), Kind::Kernels { judge, prompts, phases }) => {
+                let judge: &dyn Judging = judge.as_ref();
+                let stage = Stage { policy, judge, prompts, phases, rules };
+                let mut row = stage.run(assignment, sample).map_err(|error| match error {
+                    EpisodeError::Policy(error) => error.into(),
+                    EpisodeError::Judge(error) => ProgramError::from(error),
+                })?;
+                row.code.clone_from(&assignment.task.code);
+                let correct = row.last_verdict().and_then(|turn| turn.outcome.as_deref()) == Some("correct");
+                let (sampling_s, judging_s) = (row.sampling_s, row.judging_s);
+                let line = line(&row)?;
+                Ok(One { trajectory: episodes::trajectory(row)?, sampling_s, judging_s, correct, line })
+            }
+            (Task::Text(row), _) => text_episode(policy, rules, row, sample),
+            (Task::Kernel(_), Kind::Expected) => unreachable!("tasks and kind are made together"),
+        }
+    }
+}
+
+/// One episode.
+struct One {
+    trajectory: Option<Trajectory>,
+    sampling_s: f64,
+    judging_s: f64,
+    correct: bool,
+    line: Value,
+}
+
+impl Collected {
+    fn add(&mut self, one: One) {
+        self.without_reward += usize::from(one.trajectory.is_none());
+        self.trajectories.extend(one.trajectory);
+        self.sampling_s += one.sampling_s;
+        self.judging_s += one.judging_s;
+        self.correct += usize::from(one.correct);
+        self.rows.push(one.line);
+    }
+}
+
+/// A conversation of one question whose answer is compared with a text.
+fn text_episode(policy: &Local, rules: &Rules, row: &Row, sample: u32) -> Result<One, ProgramError> {
+    let expected = row.expected.as_deref().unwrap_or_default();
+    let messages = [Message::new(Role::User, row.code.clone())];
+    let key = Key { seed: rules.seed, task: row.code.clone(), sample, turn: 0 };
+    let (prefix, sampling): (Option<&Prefix>, &Sampling) = (None, &rules.sampling);
+    let completion = policy.complete(&Question { messages: &messages, prefix, sampling, key: &key })?;
+    let sampled = completion.tokens.expect("the model in this process knows its tokens");
+    let reward = agreement(&completion.text, expected);
+    let correct = completion.text == expected;
+    let prompt = sampled.prompt_ids.len();
+    let length = prompt + sampled.ids.len();
+    let turn = |role, range: std::ops::Range<usize>, text: &str| Turn {
+        start: Some(range.start),
+        end: Some(range.end),
+        ..Turn::new(role, text)
+    };
+    let answer = Turn {
+        outcome: Some(if correct { "correct" } else { "wrong" }.to_owned()),
+        reward: Some(reward),
+        ..turn(Role::Assistant, prompt..length, &completion.text)
+    };
+    let nothing = std::iter::repeat_n(None, prompt);
+    let row = Episode {
+        task_digest: blake3::hash(row.code.as_bytes()).to_hex().to_string(),
+        code: row.code.clone(),
+        sample,
+        form: Form::Single,
+        messages: vec![messages[0].clone(), Message::new(Role::Assistant, &completion.text)],
+        turns: vec![turn(Role::User, 0..prompt, &row.code), answer],
+        tokens: Some(trajectory::Tokens {
+            ids: [sampled.prompt_ids, sampled.ids].concat(),
+            mask: (0..length).map(|token| token >= prompt).collect(),
+            log_probs: nothing.chain(sampled.log_probs.iter().map(|log_prob| Some(log_prob.min(0.0)))).collect(),
+        }),
+        reward: Some(reward),
+        reward_at: Some(length - 1),
+        finish_reason: if completion.finish == Finish::Length { Ending::Length } else { Ending::Complete },
+        policy_digest: None,
+        policy_model: policy.identity().model,
+        prompt_digest: String::new(),
+        temperature: rules.sampling.temperature,
+        sampling_s: completion.seconds,
+        judging_s: 0.0,
+    };
+    let line = line(&row)?;
+    let (sampling_s, judging_s) = (row.sampling_s, row.judging_s);
+    Ok(One { trajectory: episodes::trajectory(row)?, sampling_s, judging_s, correct, line })
+}
+
+fn line(row: &Episode) -> Result<Value, ProgramError> {
+    let row = row.to_row().map_err(|broken| ProgramError {
+        kind: "internal".into(),
+        message: broken.to_string(),
+        hint: None,
+    })?;
+    Ok(Value::Object(row))
+}
+
+/// The share of `expected` that `answer` begins with, and half a point less where more follows it; 1 where they are equal.
+fn agreement(answer: &str, expected: &str) -> f64 {
+    let equal = answer.chars().zip(expected.chars()).take_while(|(one, other)| one == other).count();
+    let (answered, wanted) = (answer.chars().count(), expected.chars().count());
+    let share = if wanted == 0 { 1.0 } else { equal as f64 / wanted as f64 };
+    if equal == wanted && answered > wanted { share - 0.5 } else { share }
+}
+
+/// Reads the tasks, ordered by a numeric column where one is named.
+fn read(path: &Path, source: Source, column: &str) -> Result<Vec<Row>, ProgramError> {
+    let wanted: &[&str] = if source == Source::Expected { &["code", "expected"] } else { &["code"] };
+    let table = super::table::read(path, wanted, column)?;
+    let mut rows: Vec<(f64, Row)> = Vec::new();
+    for mut values in table {
+        let expected = (source == Source::Expected).then(|| values.texts.pop()).flatten();
+        let code = values.texts.pop().expect("a text for each column");
+        rows.push((values.number, Row { code, expected }));
+    }
+    // Stable: rows that are equally hard keep their order.
+    rows.sort_by(|one, other| one.0.total_cmp(&other.0));
+    Ok(rows.into_iter().map(|(_, row)| row).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::agreement;
+
+    #[test]
+    fn an_answer_is_worth_the_share_that_it_begins_with() {
+        assert_eq!(agreement("abc", "abc"), 1.0);
+        assert_eq!(agreement("abx", "abcd"), 0.5);
+        assert_eq!(agreement("", "abcd"), 0.0);
+        assert_eq!(agreement("abcd", "abc"), 0.5);
+        assert_eq!(agreement("xabc", "abc"), 0.0);
+        assert_eq!(agreement("éa", "éb"), 0.5);
+    }
+}

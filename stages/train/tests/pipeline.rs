@@ -1,0 +1,66 @@
+//! Every training stage through the engine: `pipelines/train-tiny.yaml`, on the CPU, with real verdicts.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// The engine, beside the training program as users have them.
+fn engine() -> PathBuf {
+    let beside = Path::new(env!("CARGO_BIN_EXE_cuda-agent-train")).with_file_name("cuda-agent");
+    assert!(beside.is_file(), "{} is missing: `make test-train` builds it", beside.display());
+    beside
+}
+
+fn command(folder: &Path, words: &[&str]) -> Command {
+    let mut command = Command::new(engine());
+    command.args(words).current_dir(folder).env("CUDA_AGENT_PYTHON", root().join(".venv/bin/python"));
+    command
+}
+
+fn run(folder: &Path, words: &[&str]) -> String {
+    let output: Output = command(folder, words).output().unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+    assert!(output.status.success(), "{words:?}\n{text}");
+    text
+}
+
+fn pipeline() -> String {
+    root().join("pipelines/train-tiny.yaml").display().to_string()
+}
+
+/// The digest of an output, by the engine's account.
+fn digest(folder: &Path, output: &str) -> String {
+    let text = run(folder, &["show", output, "--pipeline", &pipeline(), "--json"]);
+    let shown: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let port = output.rsplit('.').next().unwrap();
+    shown[port]["digest"].as_str().unwrap_or_else(|| panic!("{text}")).to_owned()
+}
+
+#[test]
+fn every_stage_runs_is_cached_and_a_killed_run_reaches_the_same_model() {
+    let whole = tempfile::tempdir().unwrap();
+    let text = run(whole.path(), &["run", &pipeline()]);
+    assert!(text.contains("8 executed"), "{text}");
+    let again = run(whole.path(), &["run", &pipeline()]);
+    assert!(again.contains("0 executed, 8 up to date"), "{again}");
+    let episode = run(whole.path(), &["show", "rollout.trajectories", "--pipeline", &pipeline()]);
+    assert!(episode.contains("sample 0 of task") && episode.contains("── assistant"), "{episode}");
+
+    // Killed a few times on the way, with everything that it started.
+    let killed = tempfile::tempdir().unwrap();
+    for milliseconds in [2500, 4500, 6000] {
+        let mut command = command(killed.path(), &["run", &pipeline(), "policy"]);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    run(killed.path(), &["run", &pipeline(), "policy"]);
+    for output in ["warmup.model", "tuned.model", "critic.critic", "policy.model", "policy.critic"] {
+        assert_eq!(digest(whole.path(), output), digest(killed.path(), output), "{output}");
+    }
+}
