@@ -33,6 +33,10 @@ pub enum Correction {
 /// The log-ratio of a token is clamped to this before it is exponentiated.
 const MAX_LOG_RATIO: f64 = 20.0;
 
+/// Log-ratios up to this are roundings, which depend on what else was in the sampler's batch, and count as none: so a run
+/// on the CPU, where no other difference is, doesn't depend on who asked the sampler first.
+const ROUNDING: f64 = 1e-5;
+
 /// A trajectory with a token less likely under π_old than `VETO` times μ is left out: one of them did not compute what
 /// the other did.
 const VETO: f64 = 1e-4;
@@ -43,6 +47,8 @@ pub fn weights(old: &[f64], sampler: &[f64], mask: &[bool], correction: Correcti
     let ratios: Vec<Option<f64>> = (0..mask.len())
         .map(|token| mask[token].then(|| (old[token] - sampler[token]).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)))
         .collect();
+    let ratios: Vec<Option<f64>> =
+        ratios.into_iter().map(|ratio| ratio.map(|ratio| if ratio.abs() <= ROUNDING { 0.0 } else { ratio })).collect();
     let count = ratios.iter().flatten().count().max(1) as f64;
     let sum: f64 = ratios.iter().flatten().sum();
     let vetoed = correction != Correction::None && ratios.iter().flatten().any(|ratio| ratio.exp() < VETO);
@@ -113,6 +119,12 @@ mod tests {
         let impossible = [-1.0, -12.0, -0.5, -1.5];
         assert_eq!(weights(&impossible, &SAMPLER, &MASK, Correction::Token { cap: 2.0 }), [0.0; 4]);
         assert_eq!(weights(&impossible, &SAMPLER, &MASK, Correction::None), [1.0, 1.0, 0.0, 1.0]);
+    }
+
+    #[test]
+    fn roundings_are_no_difference() {
+        let rounded = OLD.map(|value| value + 3e-6);
+        assert_eq!(weights(&OLD, &rounded, &MASK, Correction::Token { cap: 2.0 }), [1.0, 1.0, 0.0, 1.0]);
     }
 
     #[test]
