@@ -1,4 +1,5 @@
 //! Every training stage through the engine: `pipelines/train-tiny.yaml`, on the CPU, with real verdicts.
+#![cfg(feature = "torch")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
