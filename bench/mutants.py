@@ -160,6 +160,8 @@ class Build:
             "CARGO_PROFILE_TEST_DEBUG": "none",
             "PROPTEST_CASES": "32",
             "INSTA_UPDATE": "no",
+            # A function with all its mutants has a frame as large as all of them together.
+            "RUST_MIN_STACK": str(256 << 20),
             "CARGO_TARGET_DIR": str(target),
         }
         by_file = collections.defaultdict(list)

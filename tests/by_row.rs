@@ -435,6 +435,22 @@ async fn a_few_rejected_rows_are_named() {
     }
 }
 
+#[tokio::test]
+async fn of_many_rejected_rows_the_log_has_the_first_thousand() {
+    let (mut lab, asked) = (Lab::new(), Asked::default());
+    asked.program(&lab, |_| Answer::Rejected);
+    ids(&lab, &(0..1003).collect::<Vec<_>>(), "x");
+    let (report, _) = lab.run(ROWS).await;
+    assert!(report.failed.is_empty(), "{:?}", report.failed);
+    let log = lab.store.log(&report.run, "r.log").await.unwrap().unwrap();
+    let log = String::from_utf8(log.to_vec()).unwrap();
+    let named: Vec<&str> = log.lines().filter(|line| line.contains(" is rejected: ")).collect();
+    assert_eq!(named.len(), 1000);
+    assert!(named[999].contains("row 999 (id=999) is rejected: too-long"), "in the order of the table: {}", named[999]);
+    let told = lab.events.iter().filter_map(message).find(|told| told.starts_with("and "));
+    assert_eq!(told, Some("and 1000 more: cuda-agent show 'r' --rejected"));
+}
+
 fn message(event: &RunEvent) -> Option<&str> {
     match event {
         RunEvent::Message { message, .. } => Some(message),

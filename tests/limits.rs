@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::programs::eventually;
-use crate::support::Sandbox;
+use crate::support::{Sandbox, write_ids};
 
 const ONE: &str = "name: p\nstages:\n  a: { uses: run, run: 'echo 1 > outputs/out', outputs: { out: tree } }\n";
 
@@ -137,6 +137,63 @@ fn a_stage_runs_on_while_the_input_of_another_is_read() {
     assert!(told.any(|line| line.starts_with("inputs: reading ") && line.contains("of 200.0 GiB")));
     engine.kill().unwrap();
     engine.wait().unwrap();
+}
+
+/// The most memory that a command held at once, in bytes. Python waits for it, since what `wait4` says of a child counts what
+/// its parent held when it started it, and these tests hold much.
+fn most_memory(sandbox: &Sandbox, arguments: &[&str]) -> u64 {
+    const WAIT: &str = "import resource, subprocess, sys\n\
+        subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)\n\
+        print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)\n";
+    let binary = env!("CARGO_BIN_EXE_cuda-agent");
+    let mut python = std::process::Command::new("python3");
+    python.args(["-c", WAIT, binary]).args(arguments).current_dir(sandbox.folder.path());
+    let output = python.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
+}
+
+/// Many names of one file cost no disk, and take as long to read as many files.
+#[test]
+fn a_folder_of_small_files_is_never_held_whole() {
+    const FILES: u64 = 4000;
+    const SIZE: u64 = 60_000;
+    let sandbox = Sandbox::new();
+    let stage = "{ uses: run, inputs: { x: { path: data } }, run: 'true', outputs: { out: tree } }";
+    sandbox.write("p.yaml", &format!("name: p\nstages:\n  a: {stage}\n")).write("data/0", "small");
+    let little = most_memory(&sandbox, &["plan", "p.yaml"]);
+    sandbox.write("data/0", &"x".repeat(SIZE as usize));
+    for number in 1..FILES {
+        std::fs::hard_link(sandbox.path("data/0"), sandbox.path(&format!("data/{number}"))).unwrap();
+    }
+    let much = most_memory(&sandbox, &["plan", "p.yaml"]);
+    assert!(much < little + FILES * SIZE / 4, "{much} bytes in place of {little}");
+}
+
+/// Clocks overflow somewhere above a hundred years, and what is no longer than that must never panic.
+#[test]
+fn the_longest_times_are_no_limit_and_longer_ones_are_refused() {
+    let sandbox = Sandbox::new();
+    let write = |row_timeout_s: &str, timeout: &str| {
+        sandbox.write("cuda-agent.yaml", "stages: [kinds]\n").write_squares(":");
+        let manifest = std::fs::read_to_string(sandbox.path("kinds/square/stage.yaml")).unwrap();
+        let limited = format!("port: rows, row_timeout_s: {row_timeout_s},");
+        sandbox.write("kinds/square/stage.yaml", &manifest.replace("port: rows,", &limited));
+        sandbox.write(
+            "p.yaml",
+            &format!(
+                "name: p\nstages:\n  s: {{ uses: my/square, inputs: {{ rows: {{ path: ids.parquet }} }}, timeout: {timeout} }}\n  \
+                 a: {{ uses: run, run: 'echo 1 > outputs/out', outputs: {{ out: tree }}, timeout: {timeout} }}\n"
+            ),
+        );
+    };
+    write_ids(&sandbox.path("ids.parquet"), &[1, 2], "x");
+    write("3162240000", "36600d");
+    sandbox.good(&["run", "p.yaml"]);
+    write("1e300", "36600d");
+    assert!(sandbox.bad(2, &["run", "p.yaml"]).contains("`row_timeout_s` is longer than 100 years"));
+    write("3162240000", "200000000000000d");
+    assert!(sandbox.bad(2, &["run", "p.yaml"]).contains("200000000000000d"));
 }
 
 /// The only record in a store.

@@ -206,6 +206,8 @@ impl StagePlan {
 
 /// The stages that feed a stage.
 pub fn producers(stage: &Stage) -> Vec<usize> {
+    #[cfg(test)]
+    tests::WIRES_READ.with(|count| count.set(count.get() + 1));
     let sources = stage.inputs.values().flatten();
     sources
         .filter_map(|source| match source {

@@ -1,12 +1,19 @@
 //! What planning decides by itself: levels of stages, what the machine lacks, hints, and what earlier runs tell.
 
+use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::*;
+use crate::artifact::tree;
 use crate::spec;
-use crate::store::RunManifest;
 use crate::store::record::StageEntry;
+use crate::store::{Again, RunManifest};
+
+thread_local! {
+    /// How often this thread has asked which stages feed one.
+    pub static WIRES_READ: Cell<usize> = const { Cell::new(0) };
+}
 
 struct NoKinds;
 impl spec::Catalog for NoKinds {
@@ -43,6 +50,59 @@ stages:
     assert_eq!(levels.after([3].into_iter()), [1, 2]);
     assert_eq!(levels.after([1].into_iter()), [0; 0], "the other half is missing");
     assert_eq!(levels.after([2].into_iter()), [0]);
+}
+
+/// A chain has as many levels as stages, so whatever a level costs beyond its own stages makes a no-op run quadratic.
+#[tokio::test]
+async fn each_wire_of_a_chain_is_followed_once() {
+    const LENGTH: usize = 300;
+    let stage = |number: usize| match number {
+        0 => "  s0: { uses: run, run: x, outputs: { out: tree } }\n".to_owned(),
+        _ => format!(
+            "  s{number}: {{ uses: run, run: x, inputs: {{ i: s{}.out }}, outputs: {{ out: tree }} }}\n",
+            number - 1
+        ),
+    };
+    let pipeline = parse(&format!("stages:\n{}", (0..LENGTH).map(stage).collect::<String>()));
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open_folder(&folder.path().join("store")).unwrap();
+    let folders = Folders::below(&folder.path().join("local")).unwrap();
+    let (catalog, host, refresh) = (Catalog::default(), Host::fake(4, "a made-up CPU"), BTreeSet::new());
+    let planner = Planner::new(&pipeline, &catalog, &store, &host, &folders, &refresh);
+    let empty = tree::to_blob(&[]);
+    let blob = Digest::of_bytes(&empty);
+    store.put_blob(&blob, empty.into(), Again::No).await.unwrap();
+    let digest = tree::digest(&[]);
+    let port_type = cuda_agent_protocol::PortType::Tree;
+    let made = Artifact { port_type, digest, size: 0, blob, parts: Vec::new(), rows: None, columns: Vec::new() };
+    let outputs = Outputs::from([("out".to_owned(), made)]);
+    for index in 0..LENGTH {
+        let resolved = planner.stage(index, |_| Some(&outputs)).await.unwrap().resolved.unwrap();
+        store.commit(record(resolved, outputs.clone()), 0).await.unwrap();
+    }
+    let order: Vec<usize> = (0..LENGTH).collect();
+    WIRES_READ.set(0);
+    let found: HashMap<usize, Found> = planner.hits(&order, &[true; LENGTH], &|| false).await.unwrap();
+    assert_eq!((found.len(), WIRES_READ.get()), (LENGTH, LENGTH));
+}
+
+fn record(resolved: Resolved, outputs: Outputs) -> Record {
+    Record {
+        schema: 1,
+        key: resolved.key,
+        kind: "run".into(),
+        nonce: crate::nonce(),
+        preimage: resolved.preimage,
+        base: None,
+        outputs,
+        created_at: 0.0,
+        run: "run".into(),
+        accepted_from: None,
+        interpreter: None,
+        duration_s: 0.0,
+        rows: None,
+        metrics: BTreeMap::new(),
+    }
 }
 
 #[test]

@@ -107,6 +107,25 @@ mod tests {
         assert_eq!(rows.named_by("ab"), "row ab");
     }
 
+    /// Each of many rejected rows is looked up, so none may walk the list of all rows.
+    #[test]
+    fn the_list_of_rows_is_walked_once_however_many_are_looked_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.parquet");
+        table::write(&path, &ids(100).schema(), &[ids(100)]).unwrap();
+        let mut rows = InputRows::read(&path, &["n".into()]).unwrap();
+        let digests = rows.digests.clone();
+        assert_eq!(rows.position(&digests[50]), Some(50));
+        rows.digests.clear();
+        for (row, digest) in digests.iter().enumerate() {
+            assert_eq!(rows.position(digest), Some(row), "it was learned in the first walk");
+        }
+    }
+
+    fn ids(count: i64) -> RecordBatch {
+        RecordBatch::try_from_iter([("n", Arc::new(Int64Array::from_iter_values(0..count)) as ArrayRef)]).unwrap()
+    }
+
     #[test]
     fn a_message_has_four_values_of_a_row() {
         let folder = tempfile::tempdir().unwrap();
