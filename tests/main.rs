@@ -4,6 +4,7 @@ mod agent;
 mod architecture;
 mod by_row;
 mod chaos;
+mod checkpoints;
 mod cli;
 mod docs;
 mod engine;

@@ -386,7 +386,8 @@ pub fn from_blob(bytes: &[u8]) -> Result<Vec<Entry>, ArtifactError> {
     }
 }
 
-fn is_harmless(path: &str) -> bool {
+/// Whether a path stays in its folder: names of parts, with `/` between them.
+pub fn is_harmless(path: &str) -> bool {
     let plain = |part: &str| !matches!(part, "" | "." | "..");
     (path.is_empty() || path.split('/').all(plain)) && !path.contains('\0')
 }

@@ -112,6 +112,9 @@ fn described(manifest: &Manifest) -> String {
             let choices: Vec<String> = param.choices.iter().map(serde_json::Value::to_string).collect();
             facts.push(format!("of {}", choices.join(", ")));
         }
+        if param.continues {
+            facts.push("continues".to_owned());
+        }
         text.push_str(&entry(&format!("{name}: {}", facts.join(", ")), &param.doc, 2));
     }
     let resources = &manifest.resources;

@@ -5,6 +5,7 @@
 
 pub mod attempt;
 pub mod by_row;
+pub mod checkpoint;
 pub mod launch;
 pub mod log;
 mod program;
@@ -198,6 +199,8 @@ pub struct Job {
     pub wanted: watch::Receiver<bool>,
     /// What it has claimed, so that other runs do not make it too.
     pub leases: Vec<Lease>,
+    /// Of a stage with a parameter that continues.
+    pub state: checkpoint::State,
     said: u32,
     progressed: Option<Instant>,
     messages: mpsc::UnboundedSender<Message>,
@@ -219,9 +222,11 @@ impl Job {
         attempt_folder(&self.context, self.stage(), self.attempt)
     }
 
-    /// Where checkpoints and journals are: by base key where there is one, so that other rows find it too.
+    /// Where checkpoints and journals are: by base key where there is one, so that other rows find it too, and so do other
+    /// values of a parameter that continues, but for those that run at the same time.
     pub fn state_folder(&self) -> PathBuf {
-        let key = self.resolved.base.unwrap_or(self.resolved.key);
+        let shares = self.stage().kind.by_row.is_some() || self.state.is_shared();
+        let key = self.resolved.base.filter(|_| shares).unwrap_or(self.resolved.key);
         self.context.folders.state.join(key.to_string())
     }
 
@@ -885,6 +890,7 @@ impl<'e, 'a> Run<'e, 'a> {
             stop: self.stop.subscribe(),
             wanted: self.wanted.subscribe(),
             leases: Vec::new(),
+            state: checkpoint::State::default(),
             said: 0,
             progressed: None,
             messages: self.messages.clone(),

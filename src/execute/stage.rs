@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use super::launch::{Channels, EVENTS, Exit, Stop};
 use super::publish::{PublishError, publish};
-use super::{Failure, Job, attempt, by_row, program};
+use super::{Failure, Job, attempt, by_row, checkpoint, program};
 use crate::event::RunEvent;
 use crate::interpreter;
 use crate::plan::Outputs;
@@ -74,6 +74,7 @@ async fn claim(job: &mut Job) -> Result<(), Failure> {
 
 async fn whole(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
     claim(job).await?;
+    checkpoint::begin(job).await;
     let started = Instant::now();
     let grant = job.grant.clone().expect("a stage starts with a grant");
     let deadline = job.stage().timeout;
@@ -98,6 +99,10 @@ async fn whole(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
     };
     while let Ok(event) = heard.try_recv() {
         notice(job, event, &mut metrics);
+    }
+    // Also where it failed: what it reached is not lost. Nobody who interrupts a run waits for that.
+    if *job.stop.borrow() == Stop::Go {
+        checkpoint::end(job).await;
     }
     check_exit(job, folder, &exit)?;
     let outputs = publish_outputs(job, folder, true).await?;
@@ -133,6 +138,7 @@ pub fn notice(job: &mut Job, event: Result<Event, String>, metrics: &mut BTreeMa
             job.log.lock().expect("no panic happens under this lock").note(&format!("{level}: {message}"));
             job.say(level, message);
         }
+        Ok(Event::Checkpoint { path, order }) => checkpoint::told(job, path, order),
         Ok(Event::Row(row)) => {
             let message = format!("it answered a row ({}), but it is not by-row", status(row.status));
             job.say("warning".into(), message);

@@ -764,10 +764,13 @@ impl<'a> Lacks<'a> {
     }
 }
 
-/// What row results of a by-row kind are filed under.
+/// What row results of a by-row kind are filed under, or checkpoints of a kind with a parameter that continues.
 pub fn base_key(kind: &Manifest, preimage: &Preimage) -> Option<Digest> {
-    let by_row = kind.by_row.as_ref()?;
     let mut base = preimage.clone();
+    let Some(by_row) = &kind.by_row else {
+        base.params.remove(kind.continued()?);
+        return Some(base.versioned().key());
+    };
     let columns = &kind.inputs[&by_row.port].columns;
     let columns = columns.iter().map(|(name, column)| (name.clone(), column.to_string())).collect();
     base.inputs.insert(by_row.port.clone(), InputIdentity::Rows { columns });

@@ -95,6 +95,7 @@ fn check(manifest: &Manifest) -> Vec<Problem> {
         problems.push(Problem::new(root.clone().key("env").index(index), message));
     }
     check_by_row(manifest, &mut problems);
+    check_continued(manifest, &mut problems);
     problems
 }
 
@@ -178,6 +179,30 @@ fn check_param(name: &str, param: &Param, place: Place, problems: &mut Vec<Probl
     }
     if let Some(reason) = param.default.as_ref().and_then(|default| param.refuse(default)) {
         problems.push(Problem::new(place.key("default"), format!("default of `{name}`: {reason}")));
+    }
+}
+
+/// At most one parameter continues: it is a number of something, and checkpoints are of whole stages.
+fn check_continued(manifest: &Manifest, problems: &mut Vec<Problem>) {
+    use cuda_agent_protocol::manifest::ParamType;
+    let mut continued = manifest.params.iter().filter(|(_, param)| param.continues);
+    let Some((first, param)) = continued.next() else { return };
+    let place = |name: &str| Place::root(0).key("params").key(name).key("continues").name();
+    let mut refuse = |name: &str, message: String| problems.push(Problem::new(place(name), message));
+    if param.param_type != ParamType::Integer {
+        refuse(
+            first,
+            format!("parameter `{first}` continues, so it must be an integer, not a {}", param.param_type.name()),
+        );
+    }
+    if manifest.by_row.is_some() {
+        refuse(first, format!("parameter `{first}` can't continue in a by-row kind: its rows are kept one by one"));
+    }
+    for (name, _) in continued {
+        refuse(
+            name,
+            format!("parameter `{name}` can't continue beside `{first}`: one number says how far the work goes"),
+        );
     }
 }
 

@@ -255,6 +255,7 @@ static PARAM: Record = Record {
         field("min", Shape::Number, "Smallest number allowed."),
         field("max", Shape::Number, "Largest number allowed."),
         field("choices", Shape::List(&Shape::Any("a value")), "Allowed values."),
+        field("continues", Shape::Boolean, "Whether raising it goes on from the last checkpoint."),
         field("doc", Shape::Written, "For people."),
     ],
 };

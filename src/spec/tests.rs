@@ -86,7 +86,7 @@ fn every_mistake_is_told_with_place_and_hint() {
 
 #[test]
 fn mistakes_of_manifests_are_told() {
-    for name in ["wrong", "by_row", "by_row_limits"] {
+    for name in ["wrong", "by_row", "by_row_limits", "continues"] {
         let text = read(&fixtures().join(format!("manifests/{name}.yaml")));
         let errors = parse_manifest(&text, Path::new("stages/filter/stage.yaml")).unwrap_err();
         check(&format!("manifest_{name}"), &errors.render(false));

@@ -98,7 +98,7 @@ impl Store {
     /// Reads all blobs, row segments and records, and mends or removes what is damaged, unless it is a dry run.
     pub async fn audit(&self, dry_run: bool, progress: &mut dyn FnMut(Progress)) -> Result<Audit, StoreError> {
         let tier = self.truth();
-        let objects = gc::list(tier, &["records", "rows", "blobs"]).await?;
+        let objects = gc::list(tier, &["records", "rows", "checkpoints", "blobs"]).await?;
         let (mut audit, mut bad) = (Audit::default(), Vec::new());
         let (mut there, mut newest) = (HashSet::new(), Newest::new());
         let mut told = Progress { done: Sum::default(), total: Sum::default() };
@@ -238,6 +238,7 @@ async fn check(tier: &Tier, object: &Object) -> Result<State, StoreError> {
             },
             What::Blob(digest) => digest,
             What::Rows(_, segment) => &segment.digest,
+            What::Checkpoint(_, checkpoint) => &checkpoint.digest,
             _ => return Ok(State::Good),
         };
         match digest_of(tier, &object.name, object.size).await {

@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use super::lease::Holder;
 use super::tier::{Meta, Tier};
 use super::{
-    CONCURRENT, DELETED, Doubt, LAYOUT, Record, RunManifest, SegmentName, StoreError, blob_name, record_name,
-    segment_name,
+    CONCURRENT, Checkpoint, CheckpointName, DELETED, Doubt, LAYOUT, Record, RunManifest, SegmentName, StoreError,
+    blob_name, record_name, segment_name,
 };
 use crate::artifact::{Artifact, tree};
 use crate::digest::Digest;
@@ -104,6 +104,8 @@ pub enum What {
     Blob(Digest),
     /// A row segment of a base key.
     Rows(Digest, SegmentName),
+    /// A checkpoint of a base key.
+    Checkpoint(Digest, CheckpointName),
     /// Of a run.
     Log(String),
     /// Of a pipeline.
@@ -130,6 +132,10 @@ impl What {
                 let (base, segment) = rest.split_once('/')?;
                 Self::Rows(base.parse().ok()?, SegmentName::parse(segment.strip_suffix(".parquet")?)?)
             }
+            "checkpoints" => {
+                let (base, checkpoint) = rest.split_once('/')?;
+                Self::Checkpoint(base.parse().ok()?, CheckpointName::parse(checkpoint)?)
+            }
             "runs" => Self::Run(rest.to_owned()),
             "logs" => Self::Log(rest.split_once('/')?.0.to_owned()),
             "hints" => {
@@ -154,6 +160,7 @@ impl What {
             Self::Blob(digest) => name == blob_name(digest),
             Self::Record(key, generation) => name == record_name(key, *generation),
             Self::Rows(base, segment) => name == segment_name(base, segment),
+            Self::Checkpoint(base, checkpoint) => name == checkpoint.of(base),
             Self::Replaced(key, generation) => name == format!("{LAYOUT}/replaced/{key}-{generation:08}"),
             Self::Run(run) | Self::Log(run) => is_run_id(run),
             Self::Hint(_) | Self::Lease(_) | Self::Clock => true,
@@ -394,8 +401,14 @@ pub(super) struct Named {
 }
 
 impl Named {
-    /// Reads a record, and the lists of trees that it does not hold itself.
+    /// Reads a record, and the lists of trees that it does not hold itself; or a checkpoint.
     async fn read(tier: &Tier, object: &Object) -> Result<Self, StoreError> {
+        if let What::Checkpoint(base, name) = &object.what {
+            // A damaged one is of no use to anybody.
+            let found = Checkpoint::read(tier, base, name).await?;
+            let blobs = found.map(|found| found.files.into_iter().map(|file| file.blob).collect());
+            return Ok(Self { blobs: blobs.unwrap_or_default(), ..Self::default() });
+        }
         let mut doubt = Doubt::default();
         loop {
             let Some(bytes) = tier.read(&object.name).await? else { return Ok(Self::default()) };
@@ -504,10 +517,10 @@ struct Reached<'w> {
 
 impl World {
     fn may_go(&self, object: &Object) -> bool {
-        let is_run_or_record = matches!(object.what, What::Run(_) | What::Record(..));
+        let names_others = matches!(object.what, What::Run(_) | What::Record(..) | What::Checkpoint(..));
         let old = self.policy.now_alone || self.now - object.modified > self.policy.grace.as_secs_f64();
         let condemned = || self.condemned.as_ref().is_none_or(|all| all.get(&object.name) == Some(&object.changed()));
-        old && !(self.settled && is_run_or_record) && condemned()
+        old && !(self.settled && names_others) && condemned()
     }
 
     fn reached(&self) -> Reached<'_> {
@@ -522,7 +535,7 @@ impl World {
                     bases.insert(*on);
                 }
                 // Where rows were published not long ago, somebody is at work on others that are older.
-                What::Rows(base, _) if !self.may_go(object) => {
+                What::Rows(base, _) | What::Checkpoint(base, _) if !self.may_go(object) => {
                     bases.insert(*base);
                 }
                 _ => {}
@@ -589,6 +602,13 @@ impl World {
         staying
     }
 
+    fn checkpoints(&self) -> impl Iterator<Item = (&Digest, &Object)> {
+        self.objects.iter().filter_map(|object| match &object.what {
+            What::Checkpoint(base, _) => Some((base, object)),
+            _ => None,
+        })
+    }
+
     /// What is left when all that stays has been marked.
     fn garbage(&self, reached: &Reached, records: &[&Object], named: &HashMap<String, Named>) -> Garbage {
         let mut bases = reached.bases.clone();
@@ -603,13 +623,16 @@ impl World {
             bases.extend(named.base);
             unreadable.extend(named.unreadable.iter().cloned());
         }
+        for object in self.checkpoints().filter(|(base, _)| bases.contains(*base)).map(|(_, object)| object) {
+            blobs.extend(named.get(&object.name).into_iter().flat_map(|named| &named.blobs));
+        }
         let records: HashSet<&str> = records.iter().map(|object| object.name.as_str()).collect();
         let announced = self.newest_announced();
         let is_marked = |object: &Object| match &object.what {
             What::Run(run) | What::Log(run) => reached.runs.contains(run.as_str()),
             What::Record(..) => records.contains(object.name.as_str()),
             What::Blob(blob) => blobs.contains(blob),
-            What::Rows(base, _) => bases.contains(base),
+            What::Rows(base, _) | What::Checkpoint(base, _) => bases.contains(base),
             What::Hint(pipeline) => reached.pipelines.contains(pipeline.as_str()),
             What::Replaced(key, generation) => keys.contains(key) && announced.get(key) == Some(generation),
             What::Lease(_) => reached.leases.contains(object.name.as_str()),
@@ -670,7 +693,8 @@ impl<'t> Collector<'t> {
         condemned: Option<HashMap<String, i64>>,
     ) -> Result<Self, StoreError> {
         let mut objects =
-            list(tier, &["blobs", "rows", "records", "logs", "hints", "replaced", "leases", "gc"]).await?;
+            list(tier, &["blobs", "rows", "records", "checkpoints", "logs", "hints", "replaced", "leases", "gc"])
+                .await?;
         objects.extend(list(tier, &["runs"]).await?);
         let is_old_lease = |object: &&Object| matches!(object.what, What::Lease(_)) && now - object.modified >= LEASE;
         let reading = objects.iter().filter(is_old_lease).map(|object| async move {
@@ -697,9 +721,11 @@ impl<'t> Collector<'t> {
         let Self { tier, world, named, .. } = self;
         let reached = world.reached();
         let records = world.staying_records(&reached);
-        let unread = records.iter().filter(|object| !named.contains_key(&object.name));
+        // There are few checkpoints, and which of them stay shows only when the records have been read.
+        let naming = records.iter().copied().chain(world.checkpoints().map(|(_, object)| object));
+        let unread = naming.filter(|object| !named.contains_key(&object.name));
         let reading = unread.map(|object| {
-            let (tier, object) = (&**tier, *object);
+            let tier = &**tier;
             async move { Ok::<_, StoreError>((object.name.clone(), Named::read(tier, object).await?)) }
         });
         let read = stream::iter(reading).buffer_unordered(CONCURRENT).try_collect::<Vec<_>>().await?;
@@ -740,6 +766,7 @@ impl<'t> Collector<'t> {
         for round in records {
             self.remove(round).await?;
         }
+        self.remove(of_class(&garbage, |what| matches!(what, What::Checkpoint(..)))).await?;
         // A record that came meanwhile keeps its blobs.
         self.world.settled = true;
         self.find_new_records().await?;
@@ -756,7 +783,7 @@ impl<'t> Collector<'t> {
 
     async fn find_new_records(&mut self) -> Result<(), StoreError> {
         let known: HashSet<&str> = self.world.objects.iter().map(|object| object.name.as_str()).collect();
-        let mut listed = list(self.tier, &["records"]).await?;
+        let mut listed = list(self.tier, &["records", "checkpoints"]).await?;
         listed.retain(|object| !known.contains(object.name.as_str()));
         self.world.objects.extend(listed);
         Ok(())

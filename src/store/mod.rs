@@ -7,6 +7,7 @@
 
 pub mod ahead;
 pub mod audit;
+pub mod checkpoint;
 pub mod evict;
 pub mod far;
 pub mod gc;
@@ -29,6 +30,7 @@ use crate::artifact::{Artifact, tree};
 use crate::digest::Digest;
 use crate::name::{TAG_PARTS, is_tag_part};
 use ahead::{Ahead, Look};
+pub use checkpoint::{Checkpoint, CheckpointName};
 use far::Far;
 pub use far::Hint;
 pub use record::{Commit, Record, RowCounts, RunManifest, SegmentName, StageEntry, Tag};

@@ -64,6 +64,10 @@ class Program:
     def log(self, message, level="info"):
         self.send({"event": "log", "level": level, "message": message})
 
+    def checkpoint(self, path, order):
+        """Tell of a whole checkpoint: a folder in `state_dir`, never written to again. The engine shares it."""
+        self.send({"event": "checkpoint", "path": path, "order": order})
+
     def read_table(self, port, columns=None):
         """The rows of a table input as a list of dicts."""
         import pyarrow.parquet

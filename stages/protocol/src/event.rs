@@ -36,6 +36,14 @@ pub enum Event {
         /// What to say.
         message: String,
     },
+    /// A checkpoint is whole: a folder in the state folder that is not written to any more. The engine shares it through the
+    /// store, so that another machine can go on from it.
+    Checkpoint {
+        /// Relative to the state folder.
+        path: String,
+        /// How far it goes, in the unit of the parameter that `continues`.
+        order: u64,
+    },
     /// The answer to a row.
     Row(RowResult),
 }

@@ -51,6 +51,13 @@ pub struct Manifest {
     pub sources: Vec<String>,
 }
 
+impl Manifest {
+    /// The parameter that says how far the work goes.
+    pub fn continued(&self) -> Option<&str> {
+        self.params.iter().find(|(_, param)| param.continues).map(|(name, _)| name.as_str())
+    }
+}
+
 /// An input port.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -124,6 +131,10 @@ pub struct Param {
     /// Allowed values (of the list's items, for a list).
     #[serde(default)]
     pub choices: Vec<Value>,
+    /// How far the work goes: a result with a smaller value is the beginning of one with a larger. Values share a state
+    /// folder and its checkpoints, so raising it goes on where the last one ended.
+    #[serde(default)]
+    pub continues: bool,
     /// For people.
     #[serde(default)]
     pub doc: String,

@@ -111,9 +111,9 @@ impl Checkpoints {
         Ok(Self { home: home.to_owned(), keep: keep.max(1) })
     }
 
-    /// The newest one with its step.
-    pub fn newest(&self) -> Result<Option<(u64, PathBuf)>, TrainError> {
-        Ok(self.all()?.pop())
+    /// The newest one of at most `steps` steps, with its step: a longer run may have left later ones.
+    pub fn newest(&self, steps: u64) -> Result<Option<(u64, PathBuf)>, TrainError> {
+        Ok(self.all()?.into_iter().rfind(|(step, _)| *step <= steps))
     }
 
     /// Every whole one, ordered by step.
@@ -130,8 +130,9 @@ impl Checkpoints {
         Ok(found)
     }
 
-    /// Writes the one of `step` by `fill`, which is given an empty folder.
-    pub fn write(&self, step: u64, fill: impl FnOnce(&Path) -> Result<(), TrainError>) -> Result<(), TrainError> {
+    /// Writes the one of `step` by `fill`, which is given an empty folder; where it lies. Of those before it the oldest are
+    /// removed, and those of a longer run stay.
+    pub fn write(&self, step: u64, fill: impl FnOnce(&Path) -> Result<(), TrainError>) -> Result<PathBuf, TrainError> {
         let path = self.home.join(format!("step-{step:08}"));
         let partial = self.home.join(format!("partial-{step:08}"));
         remove(&partial)?;
@@ -146,11 +147,12 @@ impl Checkpoints {
         remove(&path)?;
         fs::rename(&partial, &path).map_err(TrainError::file(&path))?;
         sync(&self.home)?;
-        let all = self.all()?;
-        for (_, old) in &all[..all.len().saturating_sub(self.keep)] {
+        let mut before = self.all()?;
+        before.retain(|(other, _)| *other <= step);
+        for (_, old) in &before[..before.len().saturating_sub(self.keep)] {
             remove(old)?;
         }
-        Ok(())
+        Ok(path)
     }
 }
 
@@ -205,7 +207,7 @@ mod tests {
     fn a_checkpoint_that_was_not_finished_is_none() {
         let folder = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::open(folder.path(), 2).unwrap();
-        assert_eq!(checkpoints.newest().unwrap(), None);
+        assert_eq!(checkpoints.newest(100).unwrap(), None);
         let fill = |text: &'static str| move |path: &Path| write_file(&path.join("a"), text.as_bytes());
         for step in [1, 2, 10] {
             checkpoints.write(step, fill("whole")).unwrap();
@@ -218,7 +220,15 @@ mod tests {
         let steps: Vec<u64> = checkpoints.all().unwrap().into_iter().map(|(step, _)| step).collect();
         assert_eq!(steps, [2, 10], "the newest two");
         checkpoints.write(11, fill("again")).unwrap();
-        let (step, path) = checkpoints.newest().unwrap().unwrap();
+        let (step, path) = checkpoints.newest(100).unwrap().unwrap();
         assert_eq!((step, fs::read(path.join("a")).unwrap().as_slice()), (11, b"again".as_slice()));
+        // A shorter run goes on from the last that it may have, and leaves the others alone.
+        assert_eq!(checkpoints.newest(10).unwrap().unwrap().0, 10);
+        assert_eq!(checkpoints.newest(9).unwrap(), None);
+        for step in [3, 4, 5] {
+            checkpoints.write(step, fill("short")).unwrap();
+        }
+        let steps: Vec<u64> = checkpoints.all().unwrap().into_iter().map(|(step, _)| step).collect();
+        assert_eq!(steps, [4, 5, 10, 11]);
     }
 }

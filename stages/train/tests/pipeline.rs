@@ -51,17 +51,35 @@ fn every_stage_runs_is_cached_and_a_killed_run_reaches_the_same_model() {
     let episode = run(whole.path(), &["show", "rollout.trajectories", "--pipeline", &pipeline()]);
     assert!(episode.contains("sample 0 of task") && episode.contains("── assistant"), "{episode}");
 
-    // Killed a few times on the way, with everything that it started.
+    // Killed on the way, with everything that it started, at moments that nobody chose.
     let killed = tempfile::tempdir().unwrap();
-    for milliseconds in [2500, 4500, 6000] {
+    let kills: u64 = std::env::var("CUDA_AGENT_KILLS").map_or(3, |text| text.parse().expect("a number"));
+    let mut random = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_nanos();
+    for _ in 0..kills {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let milliseconds = 1500 + u64::from(random >> 8) % 4500;
         let mut command = command(killed.path(), &["run", &pipeline(), "policy"]);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(milliseconds));
         child.kill().unwrap();
         child.wait().unwrap();
+        println!("killed after {milliseconds} ms");
+        // Whatever is published of a model is all of it.
+        run(killed.path(), &["verify"]);
     }
     run(killed.path(), &["run", &pipeline(), "policy"]);
     for output in ["warmup.model", "tuned.model", "critic.critic", "policy.model", "policy.critic"] {
+        assert_eq!(digest(whole.path(), output), digest(killed.path(), output), "{output}");
+    }
+
+    // More steps go on from the checkpoint, and come to what they come to from the beginning.
+    let more = ["run", &pipeline(), "policy", "-p", "policy.steps=7"];
+    let said = run(whole.path(), &more);
+    assert!(said.contains("goes on after step 5"), "{said}");
+    std::fs::remove_dir_all(killed.path().join(".cuda-agent/state")).unwrap();
+    let said = run(killed.path(), &more);
+    assert!(!said.contains("goes on after"), "{said}");
+    for output in ["policy.model", "policy.critic"] {
         assert_eq!(digest(whole.path(), output), digest(killed.path(), output), "{output}");
     }
 }

@@ -80,8 +80,13 @@ fn say(program: &mut Program, level: &str, message: impl Into<String>) {
     program.send(&Event::Log { level: level.into(), message: message.into() });
 }
 
+/// Where checkpoints lie in the state folder.
+const CHECKPOINTS: &str = "checkpoints";
+
 /// A training run, as the loop sees it.
 trait Run {
+    /// Whether fewer steps are the beginning of more, so that its kind has a parameter that continues.
+    fn continues(&self) -> bool;
     /// Steps that were made.
     fn step(&self) -> u64;
     /// Makes one.
@@ -95,12 +100,13 @@ trait Run {
 /// Makes steps up to `steps`, from the newest checkpoint on, and keeps a log of metrics.
 fn train(program: &mut Program, run: &mut dyn Run, steps: u64, checkpoint_every: u64) -> Result<Log, ProgramError> {
     let state = program.request.state_dir.clone();
-    let checkpoints = Checkpoints::open(&state.join("checkpoints"), 2)?;
-    if let Some((step, folder)) = checkpoints.newest()? {
+    let checkpoints = Checkpoints::open(&state.join(CHECKPOINTS), 2)?;
+    let mut log = Log::default();
+    if let Some((step, folder)) = checkpoints.newest(steps)? {
         run.load(&folder)?;
+        log = Log::load(&folder)?;
         say(program, "info", format!("goes on after step {step}"));
     }
-    let mut log = Log::open(&state.join("metrics.jsonl"), run.step())?;
     while run.step() < steps {
         let started = std::time::Instant::now();
         let mut metrics = run.update()?;
@@ -109,10 +115,14 @@ fn train(program: &mut Program, run: &mut dyn Run, steps: u64, checkpoint_every:
         for (name, value) in &metrics {
             program.send(&Event::Metric { name: name.clone(), step: Some(step), value: *value });
         }
-        log.push(step, metrics)?;
+        log.push(step, metrics);
         program.send(&Event::Progress { done: step, total: Some(steps), unit: "steps".into() });
         if step.is_multiple_of(checkpoint_every.max(1)) || step == steps {
-            checkpoints.write(step, |folder| run.save(folder))?;
+            let path = checkpoints.write(step, |folder| run.save(folder).and_then(|()| log.save(folder)))?;
+            if run.continues() {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                program.send(&Event::Checkpoint { path: format!("{CHECKPOINTS}/{name}"), order: step });
+            }
         }
     }
     Ok(log)

@@ -25,6 +25,9 @@ use crate::trainer::alarm::{Alarm, AlarmSettings};
 use crate::trainer::ppo::{KlPlace, Lambda, Ppo, PpoSettings};
 use crate::trainer::{Metrics, shuffled};
 
+/// In a checkpoint, the episodes of its step.
+const TRAJECTORIES: &str = "trajectories.jsonl";
+
 /// How episodes are made.
 #[derive(Clone, Debug, Deserialize)]
 struct RolloutParams {
@@ -160,7 +163,7 @@ struct Online<'a> {
     environment: &'a Environment,
     params: RolloutParams,
     alarm: Alarm,
-    /// The last step's episodes, in the state folder too: a run that ended right after its last checkpoint has them there.
+    /// The last step's episodes, in checkpoints too: a run that ended right after its last one has them there.
     last: PathBuf,
 }
 
@@ -182,6 +185,10 @@ impl Online<'_> {
 }
 
 impl Run for Online<'_> {
+    fn continues(&self) -> bool {
+        true
+    }
+
     fn step(&self) -> u64 {
         self.ppo.step()
     }
@@ -223,10 +230,12 @@ impl Run for Online<'_> {
     }
 
     fn save(&self, folder: &Path) -> Result<(), TrainError> {
+        copy(&self.last, &folder.join(TRAJECTORIES))?;
         self.ppo.save(folder)
     }
 
     fn load(&mut self, folder: &Path) -> Result<(), TrainError> {
+        copy(&folder.join(TRAJECTORIES), &self.last)?;
         self.ppo.load(folder)
     }
 }
@@ -277,7 +286,7 @@ pub fn ppo(program: &mut Program, form: Form) -> Result<(), ProgramError> {
     let ppo = Ppo::new(settings, actor, critic, reference, learning.kl(), rate)?;
     let alarm = Alarm::new(AlarmSettings::default());
     let (steps, every) = (rollout.steps, rollout.checkpoint_every);
-    let last = request.state_dir.join("trajectories.jsonl");
+    let last = output_path(&request, "trajectories").with_extension("jsonl");
     let mut run = Online { ppo, policy, environment: &environment, params: rollout, alarm, last };
     let log = train(program, &mut run, steps, every)?;
     write(run.ppo.actor(), output_path(&request, "model"), folder)?;
@@ -286,8 +295,6 @@ pub fn ppo(program: &mut Program, form: Form) -> Result<(), ProgramError> {
         // The port is there for every algorithm; without a critic it is an empty folder with a note.
         None => note_without_critic(output_path(&request, "critic"))?,
     }
-    let rows = output_path(&request, "trajectories").with_extension("jsonl");
-    std::fs::copy(&run.last, &rows).map_err(TrainError::file(&run.last))?;
     log.write(&request)?;
     Ok(())
 }
@@ -302,6 +309,10 @@ fn policy(
     let options = Options { slots: rollout.sampler_slots, capacity: rollout.sampler_capacity };
     let sampler = Sampler::new(decoder, Some(Tokenizer::load(folder).map_err(super::input)?), options);
     Ok(Local { sampler, tokenizer: Tokenizer::load(folder).map_err(super::input)?, width: rollout.sampler_slots })
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), TrainError> {
+    std::fs::copy(from, to).map(drop).map_err(TrainError::file(from))
 }
 
 fn note_without_critic(folder: &Path) -> Result<(), TrainError> {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::Path;
 use std::time::SystemTime;
 
 use cuda_agent_protocol::Request;
@@ -15,6 +15,9 @@ use super::output_path;
 use crate::TrainError;
 use crate::trainer::Metrics;
 
+/// The file of a checkpoint.
+const FILE: &str = "metrics.jsonl";
+
 /// A step's metrics, as a line of the file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Line {
@@ -24,39 +27,33 @@ struct Line {
     data: Metrics,
 }
 
-/// The metrics of a run, in a file of the state folder while it runs.
+/// The metrics of a run; each checkpoint holds those up to it.
+#[derive(Default)]
 pub struct Log {
-    path: PathBuf,
-    file: File,
     lines: Vec<Line>,
 }
 
 impl Log {
-    /// Opens the file at `path`, without what it says of steps after `step`: they will be made again.
-    pub fn open(path: &Path, step: u64) -> Result<Self, TrainError> {
-        let mut lines: Vec<Line> = Vec::new();
-        if let Ok(file) = File::open(path) {
-            let read = BufReader::new(file).lines().map_while(Result::ok);
-            // A line that was cut off belongs to a step that has no checkpoint.
-            lines.extend(
-                read.map_while(|line| serde_json::from_str::<Line>(&line).ok()).filter(|line| line.step <= step),
-            );
-        }
-        let text: String = lines.iter().map(|line| serde_json::to_string(line).expect("plain data") + "\n").collect();
-        crate::checkpoint::write_file(path, text.as_bytes())?;
-        let file = OpenOptions::new().append(true).open(path).map_err(TrainError::file(path))?;
-        Ok(Self { path: path.to_owned(), file, lines })
+    /// Reads what a checkpoint holds.
+    pub fn load(folder: &Path) -> Result<Self, TrainError> {
+        let path = folder.join(FILE);
+        let text = fs::read_to_string(&path).map_err(TrainError::file(&path))?;
+        let lines = text.lines().map(serde_json::from_str).collect::<Result<Vec<Line>, _>>();
+        Ok(Self { lines: lines.map_err(TrainError::file(&path))? })
     }
 
-    /// Adds a step. What is not finite is left out of the file: JSON has no word for it.
-    pub fn push(&mut self, step: u64, mut data: Metrics) -> Result<(), TrainError> {
+    /// Writes it into a checkpoint.
+    pub fn save(&self, folder: &Path) -> Result<(), TrainError> {
+        let text: String =
+            self.lines.iter().map(|line| serde_json::to_string(line).expect("plain data") + "\n").collect();
+        crate::checkpoint::write_file(&folder.join(FILE), text.as_bytes())
+    }
+
+    /// Adds a step. What is not finite is left out: JSON has no word for it.
+    pub fn push(&mut self, step: u64, mut data: Metrics) {
         data.retain(|_, value| value.is_finite());
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-        let line = Line { step, time, data };
-        let text = serde_json::to_string(&line).expect("plain data") + "\n";
-        self.file.write_all(text.as_bytes()).map_err(TrainError::file(&self.path))?;
-        self.lines.push(line);
-        Ok(())
+        self.lines.push(Line { step, time, data });
     }
 
     /// Writes the outputs `metrics` (step, name, value) and `report`.
@@ -205,16 +202,16 @@ mod tests {
     }
 
     #[test]
-    fn steps_after_the_checkpoint_and_a_torn_line_are_forgotten() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("metrics.jsonl");
-        let mut log = Log::open(&path, 0).unwrap();
-        (1..=5).for_each(|step| log.push(step, metrics(step as f64)).unwrap());
-        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"step\": 6, \"ti").unwrap();
-        let mut log = Log::open(&path, 3).unwrap();
-        assert_eq!(log.lines.iter().map(|line| line.step).collect::<Vec<_>>(), [1, 2, 3]);
-        log.push(4, metrics(0.5)).unwrap();
-        assert_eq!(Log::open(&path, 9).unwrap().lines, log.lines);
+    fn a_checkpoint_has_the_steps_up_to_it() {
+        let (three, five) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut log = Log::default();
+        (1..=3).for_each(|step| log.push(step, metrics(step as f64)));
+        log.save(three.path()).unwrap();
+        (4..=5).for_each(|step| log.push(step, metrics(step as f64)));
+        log.save(five.path()).unwrap();
+        let steps = |folder: &Path| Log::load(folder).unwrap().lines.iter().map(|line| line.step).collect::<Vec<_>>();
+        assert_eq!((steps(three.path()), steps(five.path())), (vec![1, 2, 3], vec![1, 2, 3, 4, 5]));
+        assert_eq!(Log::load(five.path()).unwrap().lines, log.lines);
     }
 
     /// The check value of CRC-32C is e3069283 for "123456789".
@@ -226,9 +223,8 @@ mod tests {
 
     #[test]
     fn a_page_has_a_plot_for_each_metric() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut log = Log::open(&folder.path().join("metrics.jsonl"), 0).unwrap();
-        (1..=3).for_each(|step| log.push(step, metrics(step as f64)).unwrap());
+        let mut log = Log::default();
+        (1..=3).for_each(|step| log.push(step, metrics(step as f64)));
         let page = log.page("policy");
         assert!(page.contains("<polyline points=\"0.0,100.0 150.0,50.0 300.0,0.0\"/>"), "{page}");
         assert!(page.contains("step 1 to 3: 1.0000 → 3.0000") && !page.contains("not/finite"));

@@ -1,0 +1,246 @@
+//! What a stage with a parameter that continues goes on from: its state folder, and checkpoints in the store.
+//!
+//! Values of the parameter share one state folder, by the base key. One attempt at a time has it; another one that runs
+//! beside it works in a folder of its own and starts from the store or from nothing. Checkpoints that a program tells of
+//! are sent while it goes on, at most one every few minutes and the last one at its end, so that a machine that is lost
+//! takes only those minutes with it.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinHandle;
+
+use super::Job;
+use crate::artifact::tree::is_harmless;
+use crate::schedule;
+use crate::store::Checkpoint;
+use crate::store::checkpoint::PARTIAL;
+
+/// The least time from one checkpoint that is sent to the next, in seconds; the environment variable names another.
+const EVERY_S: u64 = 300;
+const EVERY: &str = "CUDA_AGENT_CHECKPOINT_EVERY_S";
+/// In the state folder, the order of the last checkpoint that was told of or fetched.
+const NEWEST: &str = ".newest-checkpoint";
+/// In the state folder, how the names of folders start that hold a checkpoint while it is sent.
+const SENDING: &str = ".sending-";
+
+/// What an attempt has of its stage's state.
+#[derive(Default)]
+pub struct State {
+    /// The folder that values of the parameter share, while this attempt has it.
+    folder: Option<File>,
+    /// Told of and not sent yet.
+    offered: Option<Offer>,
+    sending: Option<JoinHandle<Result<Option<Checkpoint>, String>>>,
+    sent_at: Option<Instant>,
+}
+
+/// A checkpoint that a program told of.
+#[derive(Clone, Debug)]
+struct Offer {
+    path: String,
+    order: u64,
+}
+
+impl State {
+    /// Whether the attempt has the folder that values share.
+    pub fn is_shared(&self) -> bool {
+        self.folder.is_some()
+    }
+}
+
+/// Takes the shared state folder where nobody else has it, and fetches what the store has beyond it.
+pub async fn begin(job: &mut Job) {
+    let (Some(base), Some(most)) = (job.resolved.base, value(job)) else { return };
+    let folder = job.context.folders.state.join(base.to_string());
+    let opened = fs::create_dir_all(&folder).and_then(|()| File::open(&folder));
+    match opened.ok().filter(|file| file.try_lock().is_ok()) {
+        Some(locked) => {
+            job.state.folder = Some(locked);
+            sweep(&folder);
+        }
+        // Where folders can't be locked, one of its own is safe.
+        None => {
+            let message = "a stage that differs in how far it goes is at work here; this one does not go on from it";
+            job.say("info".into(), message.into());
+        }
+    }
+    if !shares(job) {
+        return;
+    }
+    let state = job.state_folder();
+    if let Err(error) = fs::create_dir_all(&state) {
+        return job.say("warning".into(), format!("{}: {error}", state.display()));
+    }
+    let here = newest(&state);
+    // What is here goes further than wanted: an earlier one may be among what is here.
+    if here.is_some_and(|here| here >= most) {
+        return;
+    }
+    let mut stop = job.stop.clone();
+    let store = job.context.store.clone();
+    let fetched = tokio::select! {
+        biased;
+        _ = stop.wait_for(|stop| *stop != super::launch::Stop::Go) => return,
+        fetched = store.fetch_checkpoint(&base, here, most, &state) => fetched,
+    };
+    match fetched {
+        Ok(None) => {}
+        Ok(Some(checkpoint)) => {
+            note(&state, checkpoint.order);
+            let size = schedule::bytes(checkpoint.size());
+            let (order, run) = (checkpoint.order, checkpoint.run);
+            job.say("info".into(), format!("goes on from the checkpoint {order} of run {run} ({size})"));
+        }
+        Err(error) => job.say("warning".into(), format!("checkpoints of other machines can't be had: {error}")),
+    }
+}
+
+/// Notes a checkpoint that the program told of, and sends it where it is time to.
+pub fn told(job: &mut Job, path: String, order: u64) {
+    let wrong = |why: String| format!("a checkpoint that it told of is not shared: {why}");
+    if value(job).is_none() {
+        return job.say("warning".into(), wrong(format!("no parameter of {} continues", job.stage().kind.name)));
+    }
+    if path.is_empty() || !is_harmless(&path) || !job.state_folder().join(&path).is_dir() {
+        return job.say("warning".into(), wrong(format!("{path:?} is no folder in the state folder")));
+    }
+    note(&job.state_folder(), order);
+    job.state.offered = Some(Offer { path, order });
+    if job.state.sending.as_ref().is_some_and(JoinHandle::is_finished) {
+        // Its end is looked at with the last one.
+        job.state.sending = None;
+    }
+    let due = job.state.sent_at.is_none_or(|at| at.elapsed() >= every());
+    if due && job.state.sending.is_none() {
+        send(job);
+    }
+}
+
+/// Sends what was told of last, once nothing writes to it any more. A failure is told, and nothing else: the result does
+/// not need it.
+pub async fn end(job: &mut Job) {
+    if let Some(sending) = job.state.sending.take() {
+        report(job, sending.await);
+    }
+    if job.state.offered.is_some() {
+        send(job);
+        if let Some(sending) = job.state.sending.take() {
+            report(job, sending.await);
+        }
+    }
+}
+
+/// Removes what an engine that was killed left half sent or half fetched.
+fn sweep(state: &Path) {
+    for item in fs::read_dir(state).into_iter().flatten().flatten() {
+        let name = item.file_name();
+        if name.to_str().is_some_and(|name| name.starts_with(SENDING) || name.starts_with(PARTIAL)) {
+            let _ = fs::remove_dir_all(item.path());
+        }
+    }
+}
+
+fn report(job: &mut Job, ended: Result<Result<Option<Checkpoint>, String>, tokio::task::JoinError>) {
+    match ended {
+        Ok(Ok(None)) => {}
+        Ok(Ok(Some(checkpoint))) => {
+            let size = schedule::bytes(checkpoint.size());
+            job.say("debug".into(), format!("shared the checkpoint {} ({size})", checkpoint.order));
+        }
+        Ok(Err(message)) => job.say("warning".into(), format!("a checkpoint stays on this machine: {message}")),
+        Err(error) => job.say("warning".into(), format!("a checkpoint stays on this machine: {error}")),
+    }
+}
+
+/// Starts to send what was offered.
+fn send(job: &mut Job) {
+    let Some(Offer { path, order }) = job.state.offered.take() else { return };
+    let (Some(base), true) = (job.resolved.base, shares(job)) else { return };
+    let state = job.state_folder();
+    let (store, run) = (job.context.store.clone(), job.context.run.clone());
+    job.state.sent_at = Some(Instant::now());
+    // The program may remove it while it is sent.
+    let held = state.join(format!("{SENDING}{}", crate::nonce()));
+    job.state.sending = Some(tokio::spawn(async move {
+        let from = state.join(&path);
+        let to = held.join(&path);
+        let linked = crate::off_loop(move || link_all(&from, &to)).await;
+        let sent = match linked {
+            Ok(()) => store.put_checkpoint(&base, order, (&held, &path), &run).await.map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        let _ = fs::remove_dir_all(&held);
+        sent
+    }));
+}
+
+/// The same files under another name.
+fn link_all(from: &Path, to: &Path) -> std::io::Result<()> {
+    fs::create_dir_all(to)?;
+    for item in fs::read_dir(from)? {
+        let item = item?;
+        let target: PathBuf = to.join(item.file_name());
+        match item.file_type()?.is_dir() {
+            true => link_all(&item.path(), &target)?,
+            false => fs::hard_link(item.path(), target)?,
+        }
+    }
+    Ok(())
+}
+
+/// How far the stage goes, where its kind has a parameter that says so.
+fn value(job: &Job) -> Option<u64> {
+    let name = job.stage().kind.continued()?;
+    job.stage().params.get(name)?.as_u64()
+}
+
+/// Whether checkpoints go to the store: not where it lies in the same folder as they do.
+fn shares(job: &Job) -> bool {
+    let own = job.context.folders.state.parent();
+    let is_own = |folder: &Path| own.is_some_and(|own| folder.starts_with(own));
+    job.context.store.far().is_some() || !job.context.store.folder().is_some_and(is_own)
+}
+
+fn every() -> Duration {
+    let given = std::env::var(EVERY).ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(given.unwrap_or(EVERY_S))
+}
+
+fn newest(state: &Path) -> Option<u64> {
+    fs::read_to_string(state.join(NEWEST)).ok()?.trim().parse().ok()
+}
+
+/// Notes how far the checkpoints in the state folder go; where that fails, one is fetched that is not needed.
+fn note(state: &Path, order: u64) {
+    let highest = newest(state).map_or(order, |before| before.max(order));
+    let _ = fs::write(state.join(NEWEST), highest.to_string());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_keep_what_the_program_removes() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        fs::create_dir_all(from.join("a")).unwrap();
+        fs::write(from.join("a/weights"), "w").unwrap();
+        link_all(&from, &to).unwrap();
+        fs::remove_dir_all(&from).unwrap();
+        assert_eq!(fs::read_to_string(to.join("a/weights")).unwrap(), "w");
+        assert!(link_all(&from, &folder.path().join("again")).is_err(), "one that is gone is no checkpoint");
+    }
+
+    #[test]
+    fn the_note_of_the_newest_never_goes_back() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(newest(folder.path()), None);
+        for (order, highest) in [(3, 3), (2, 3), (5, 5)] {
+            note(folder.path(), order);
+            assert_eq!(newest(folder.path()), Some(highest));
+        }
+    }
+}
