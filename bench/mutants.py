@@ -55,7 +55,7 @@ ROUNDS = [
         ["--skip=spec::", "--skip=artifact::", "--skip=store::tier::", "--skip=store::remote::", "--skip=host::"],
         list(PLACES),
     ),
-    (INTEGRATION, ["by_row::"], ["by_row", "rows", "lease", "plan"]),
+    (INTEGRATION, ["by_row::", "row_programs::"], ["by_row", "rows", "lease", "plan"]),
     (INTEGRATION, ["engine::", "stores::", "keys::", "rows_model::"], list(PLACES)),
     (
         INTEGRATION,

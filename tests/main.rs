@@ -17,6 +17,7 @@ mod limits;
 mod messages;
 mod programs;
 mod rejected;
+mod row_programs;
 mod row_sharing;
 mod rows_model;
 mod s3;

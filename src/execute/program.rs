@@ -10,6 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
 use cuda_agent_protocol::PYTHON_TWIN;
+use nix::fcntl::{Flock, FlockArg};
 
 use super::attempt::set_mode;
 use super::{Failure, Job};
@@ -100,7 +101,7 @@ fn installed(job: &Job) -> Result<Program, Failure> {
     let run = &job.stage().kind.run;
     let unpacked = job.kind.as_deref().and_then(|kind| Unpacked::of(job, kind));
     if let Some(unpacked) = &unpacked {
-        unpacked.install(job)?;
+        unpacked.install()?;
     }
     let own = unpacked.as_ref().map(|unpacked| unpacked.root.join(unpacked.below)).unwrap_or_default();
     let word = |(place, word): (usize, &String)| match (place, word.as_str()) {
@@ -183,12 +184,25 @@ impl<'a> Unpacked<'a> {
         search
     }
 
-    /// Writes the files, unless they are there already and are what they should be.
-    fn install(&self, job: &Job) -> Result<(), Failure> {
+    /// Writes the files, unless they are there already and are what they should be. One engine at a time does: what it has
+    /// just put there must not be taken for damaged, and moved away, by another one that saw nothing there before.
+    fn install(&self) -> Result<(), Failure> {
         if self.difference().is_none() {
             return Ok(());
         }
-        let beside = |what: &str| self.root.with_extension(format!("{what}-{}-{}", std::process::id(), job.unique()));
+        let above = self.root.parent().expect("programs are in a folder");
+        fs::create_dir_all(above).map_err(ArtifactError::io(above))?;
+        let folder = fs::File::open(above).map_err(ArtifactError::io(above))?;
+        // Where a file system has no locks, engines that start at once may hinder each other, and say so.
+        let _alone = Flock::lock(folder, FlockArg::LockExclusive).ok();
+        match self.difference() {
+            None => Ok(()),
+            Some(_) => self.replace(),
+        }
+    }
+
+    fn replace(&self) -> Result<(), Failure> {
+        let beside = |what: &str| self.root.with_extension(format!("{what}-{}", crate::nonce()));
         let partial = beside("partial");
         let written = self.write(&partial);
         if let Err(failure) = written {
@@ -203,7 +217,6 @@ impl<'a> Unpacked<'a> {
         }
         let renamed = fs::rename(&partial, &self.root);
         let _ = fs::remove_dir_all(&partial);
-        // Another engine may have been faster; its files are the same.
         match (renamed, self.difference()) {
             (_, None) => Ok(()),
             (Err(error), _) => Err(ArtifactError::io(&self.root)(error).into()),
@@ -272,6 +285,51 @@ impl<'a> Unpacked<'a> {
                     .with_hint(format!("`chmod +x {word}`, or name its interpreter: `run: [python, {word}]`")))
             }
             _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+
+    fn unpacked<'a>(root: &Path, files: &'a [(String, String)]) -> Unpacked<'a> {
+        let file = |(name, text): &'a (String, String)| {
+            let (digest, content) = (Digest::of_bytes(text.as_bytes()), Content::Here(text.as_bytes()));
+            (name.as_str(), File { digest, executable: false, content })
+        };
+        Unpacked { root: root.to_owned(), below: "", files: files.iter().map(file).collect() }
+    }
+
+    /// Once an engine has its program's files, no other one takes them away, not even to put the same ones there.
+    #[test]
+    fn engines_that_start_a_program_at_once_leave_each_other_its_files() {
+        const ENGINES: usize = 4;
+        let folder = tempfile::tempdir().unwrap();
+        let files: Vec<(String, String)> =
+            (0..20).map(|n| (format!("{}/{n}.py", n % 3), format!("print({n})"))).collect();
+        for round in 0..50 {
+            let root = folder.path().join(format!("{round}"));
+            if round % 2 == 1 {
+                // A program wrote beside its source.
+                fs::create_dir_all(&root).unwrap();
+                fs::write(root.join("extra.py"), "").unwrap();
+            }
+            let start = Barrier::new(ENGINES);
+            let engine = || {
+                let unpacked = unpacked(&root, &files);
+                start.wait();
+                let installed = unpacked.install().map_err(|failure| failure.message);
+                (0..20).fold(installed, |found, _| found.and(unpacked.difference().map_or(Ok(()), Err)))
+            };
+            let ended: Vec<_> = std::thread::scope(|scope| {
+                let engines: Vec<_> = (0..ENGINES).map(|_| scope.spawn(engine)).collect();
+                engines.into_iter().map(|engine| engine.join().unwrap()).collect()
+            });
+            assert!(ended.iter().all(Result::is_ok), "round {round}: {ended:?}");
+            let beside = fs::read_dir(folder.path()).unwrap().count();
+            assert_eq!(beside, round + 1, "what was written for nothing is removed");
         }
     }
 }

@@ -167,7 +167,7 @@ pub struct Lab {
     pub interrupt: Arc<Mutex<Option<tokio::sync::mpsc::UnboundedSender<()>>>>,
 }
 
-const KINDS: [(&str, &str); 7] = [
+const KINDS: [(&str, &str); 8] = [
     (
         "lab/make",
         "name: lab/make\nversion: 1.0.0\nsummary: Makes a text.\noutputs: { out: { type: tree } }\n\
@@ -209,6 +209,13 @@ const KINDS: [(&str, &str); 7] = [
          inputs: { rows: { type: table, columns: { id: int64 } } }\n\
          outputs: { rows: { type: table, columns: [ { name: square, type: int64 } ] } }\n\
          by_row: { port: rows, window: 4, row_timeout_s: 0.4 }\nrun: [x]\n",
+    ),
+    (
+        "lab/texts",
+        "name: lab/texts\nversion: 1.0.0\nsummary: Makes a text for each row.\n\
+         inputs: { rows: { type: table, columns: { id: int64 } } }\n\
+         outputs: { rows: { type: table, columns: [ { name: text, type: utf8 } ] } }\n\
+         by_row: { port: rows, row_timeout_s: 3600 }\nrun: [x]\n",
     ),
 ];
 
