@@ -34,19 +34,10 @@ impl Digest {
         Self(*blake3::hash(bytes).as_bytes())
     }
 
-    /// Of a file's bytes.
+    /// Of a file's bytes. They are read and not mapped: mapped pages count as the engine's memory, and one of a file that
+    /// is cut off meanwhile kills it.
     pub fn of_file(path: &Path) -> std::io::Result<Self> {
-        let mut file = std::fs::File::open(path)?;
-        let length = file.metadata()?.len();
-        let mut hasher = blake3::Hasher::new();
-        if length <= 64 * 1024 {
-            let mut bytes = Vec::with_capacity(length as usize + 1);
-            file.read_to_end(&mut bytes)?;
-            hasher.update(&bytes);
-        } else {
-            hasher.update_mmap(path)?;
-        }
-        Ok(Self(*hasher.finalize().as_bytes()))
+        Self::of_file_counted(path, &AtomicU64::new(0))
     }
 
     /// Of a file's bytes, adding them to `read` as they are read.
