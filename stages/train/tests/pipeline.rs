@@ -41,6 +41,15 @@ fn digest(folder: &Path, output: &str) -> String {
     shown[port]["digest"].as_str().unwrap_or_else(|| panic!("{text}")).to_owned()
 }
 
+/// The mean reward of each step of `warmup`.
+fn rewards(folder: &Path) -> Vec<f64> {
+    run(folder, &["export", "warmup.report", "report", "--pipeline", &pipeline()]);
+    let text = std::fs::read_to_string(folder.join("report/report/metrics.jsonl"));
+    let text = text.or_else(|_| std::fs::read_to_string(folder.join("report/metrics.jsonl"))).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    lines.map(|line| line["data"]["critic/score/mean"].as_f64().unwrap()).collect()
+}
+
 #[test]
 fn every_stage_runs_is_cached_and_a_killed_run_reaches_the_same_model() {
     let whole = tempfile::tempdir().unwrap();
@@ -50,6 +59,10 @@ fn every_stage_runs_is_cached_and_a_killed_run_reaches_the_same_model() {
     assert!(again.contains("0 executed, 8 up to date"), "{again}");
     let episode = run(whole.path(), &["show", "rollout.trajectories", "--pipeline", &pipeline()]);
     assert!(episode.contains("sample 0 of task") && episode.contains("── assistant"), "{episode}");
+
+    // No answer is worth anything at first.
+    let rewards = rewards(whole.path());
+    assert!(rewards[0] < 0.1 && rewards[rewards.len() - 1] > 0.3, "{rewards:?}");
 
     // Killed on the way, with everything that it started, at moments that nobody chose.
     let killed = tempfile::tempdir().unwrap();

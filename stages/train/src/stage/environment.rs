@@ -29,7 +29,7 @@ struct Row {
 pub enum Source {
     /// The evaluator's verdicts on CUDA kernels.
     Kernels,
-    /// The share of the text `expected` that the answer begins with, and half a point less where it goes on after it.
+    /// How much of the text `expected` and of the answer is the same beginning.
     Expected,
 }
 
@@ -226,12 +226,14 @@ fn line(row: &Episode) -> Result<Value, ProgramError> {
     Ok(Value::Object(row))
 }
 
-/// The share of `expected` that `answer` begins with, and half a point less where more follows it; 1 where they are equal.
+/// How many characters two texts begin with alike, of the longer one's: 1 where they are equal. A text that goes on too long is worth
+/// less with each character, so ending in time can be learned.
 fn agreement(answer: &str, expected: &str) -> f64 {
-    let equal = answer.chars().zip(expected.chars()).take_while(|(one, other)| one == other).count();
-    let (answered, wanted) = (answer.chars().count(), expected.chars().count());
-    let share = if wanted == 0 { 1.0 } else { equal as f64 / wanted as f64 };
-    if equal == wanted && answered > wanted { share - 0.5 } else { share }
+    let alike = answer.chars().zip(expected.chars()).take_while(|(one, other)| one == other).count();
+    match answer.chars().count().max(expected.chars().count()) {
+        0 => 1.0,
+        longer => alike as f64 / longer as f64,
+    }
 }
 
 /// Reads the tasks, ordered by a numeric column where one is named.
@@ -256,9 +258,11 @@ mod tests {
     #[test]
     fn an_answer_is_worth_the_share_that_it_begins_with() {
         assert_eq!(agreement("abc", "abc"), 1.0);
+        assert_eq!(agreement("", ""), 1.0);
         assert_eq!(agreement("abx", "abcd"), 0.5);
         assert_eq!(agreement("", "abcd"), 0.0);
-        assert_eq!(agreement("abcd", "abc"), 0.5);
+        assert_eq!(agreement("abcdxx", "abc"), 0.5);
+        assert_eq!(agreement("aaaa", "ab"), 0.25);
         assert_eq!(agreement("xabc", "abc"), 0.0);
         assert_eq!(agreement("éa", "éb"), 0.5);
     }
