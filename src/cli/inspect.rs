@@ -2,6 +2,7 @@
 
 use arrow::array::RecordBatch;
 use clap::Args;
+use cuda_agent_protocol::PortType;
 use serde_json::{Value, json};
 
 use super::artifacts::find;
@@ -10,6 +11,9 @@ use super::{CliError, Exit, RowView, print, print_json};
 use crate::artifact::{Artifact, json as rows_json};
 use crate::schedule;
 use crate::store::{Store, blob_name};
+
+/// The file of a report that `show` prints, for a terminal. A larger one than a packed file is left to other programs.
+const README: &str = "README.md";
 
 /// Options of `show`.
 #[derive(Args)]
@@ -27,7 +31,7 @@ pub struct Options {
     rejected: bool,
 }
 
-/// Shows schema, counts and the first rows of tables, and the files of trees.
+/// Shows schema, counts and the first rows of tables, the files of trees, and what a report says in words.
 pub async fn show(project: &Project, options: Options, views: &[RowView]) -> Result<Exit, CliError> {
     let store = project.existing_store()?;
     if options.rejected {
@@ -73,6 +77,14 @@ async fn described(store: &Store, artifact: &Artifact, count: usize) -> Result<V
         let entries = store.tree_entries(artifact).await?.ok_or_else(gone)?;
         value["files"] =
             entries.iter().map(|e| json!({ "path": e.path, "size": e.size, "digest": e.digest })).collect();
+        if artifact.port_type == PortType::Report
+            && let Some(entry) = entries.iter().find(|entry| entry.path == README && entry.is_packed())
+        {
+            let pack = store.get_pack(&entry.blob).await?.ok_or_else(gone)?;
+            let (start, end) = (entry.offset as usize, (entry.offset + entry.size) as usize);
+            let bytes = pack.get(start..end).ok_or_else(gone)?;
+            value["readme"] = json!(String::from_utf8_lossy(bytes));
+        }
     }
     Ok(value)
 }
@@ -95,6 +107,9 @@ fn in_words(port: &str, artifact: &Artifact, value: &Value, full: bool, view: Op
         }
         if files.len() > 40 {
             text.push_str(&format!("  and {} more\n", files.len() - 40));
+        }
+        if let Some(readme) = value["readme"].as_str() {
+            text.push_str(&format!("\n{}\n", readme.trim_end()));
         }
         return text;
     };

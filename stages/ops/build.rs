@@ -2,6 +2,7 @@
 
 fn main() {
     cuda_agent_builtin::build_script();
-    // A source of ops/publish from another crate's folder, which is not looked at otherwise.
+    // Sources of ops/publish and ops/split from other crates' folders, which are not looked at otherwise.
     println!("cargo::rerun-if-changed=../kernels/profile/stage.yaml");
+    println!("cargo::rerun-if-changed=../agent/prompts/example_operator.txt");
 }

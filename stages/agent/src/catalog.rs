@@ -2,10 +2,14 @@
 
 use cuda_agent_builtin::{Builtin, Embedded, Group};
 
-use crate::rollout;
+use crate::{report, rollout};
 
 /// The kinds. To add one, make its folder and add a line.
-const AGENT: Group = Group { name: "agent", programs: &[("rollout", Some(rollout::main))], embedded: EMBEDDED };
+const AGENT: Group = Group {
+    name: "agent",
+    programs: &[("report", Some(report::main)), ("rollout", Some(rollout::main))],
+    embedded: EMBEDDED,
+};
 
 include!(concat!(env!("OUT_DIR"), "/kinds.rs"));
 

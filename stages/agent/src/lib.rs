@@ -17,7 +17,8 @@
 //! - [`prompts`]: files; [`answer`]: the one rule by which a candidate is found in an answer.
 //! - [`episode`]: `single` (prompt → candidate → verdict) and `repair` (answer → verdict → revise).
 //! - [`trajectory`]: what is kept of an episode, its table, and what must hold of it when it is written and when it is read.
-//! - [`rollout`]: the by-row kind `agent/rollout`; [`show`]: an episode as people read it.
+//! - [`rollout`]: the by-row kind `agent/rollout`; [`show`]: an episode as people read it; [`report`]: the kind `agent/report`,
+//!   which makes an evaluation of trajectories.
 //!
 //! Absent on purpose: tokenizers and chat templates (they belong to whoever holds the model), an async runtime, and any
 //! gradient.
@@ -28,6 +29,7 @@ pub mod episode;
 pub mod phases;
 pub mod policy;
 pub mod prompts;
+pub mod report;
 pub mod rollout;
 pub mod show;
 pub mod trajectory;

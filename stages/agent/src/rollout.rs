@@ -233,7 +233,10 @@ fn policy(request: &Request) -> Result<Box<dyn Policy>, ProgramError> {
     let settings = openai::Settings { model: parameter(request, "model")?, body: parameter(request, "body")? };
     let api: String = parameter(request, "api")?;
     match (api.as_str(), input(request, "model")) {
-        ("local", Some(model)) => Ok(Box::new(local(model)?)),
+        ("local", Some(model)) => {
+            let (context, slots) = (parameter(request, "context")?, parameter(request, "slots")?);
+            Ok(Box::new(local(model, context, slots)?))
+        }
         ("local", None) => mismatch("api: local, but there is no model", "give the stage an input `model`"),
         (_, Some(_)) => mismatch("the stage has an input `model`", "`api: local` is what samples from it"),
         ("scripted", None) => Ok(Box::new(Scripted)),
@@ -244,11 +247,15 @@ fn policy(request: &Request) -> Result<Box<dyn Policy>, ProgramError> {
     }
 }
 
-fn local(model: &InputFile) -> Result<Sampler, PolicyError> {
+/// A model artifact with room for `slots` conversations (0: as its program thinks fit) of `context` tokens.
+fn local(model: &InputFile, context: u32, slots: u32) -> Result<Sampler, PolicyError> {
+    let slots = (slots > 0).then(|| ["--slots".to_owned(), slots.to_string()]);
+    let options: Vec<String> =
+        ["--capacity".to_owned(), context.to_string()].into_iter().chain(slots.into_iter().flatten()).collect();
     let folder = std::path::absolute(&model.path).unwrap_or_else(|_| model.path.clone());
     let gpus = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     let first = gpus.split(',').next().filter(|gpu| !gpu.is_empty());
-    Sampler::start(&sampler::find()?, &folder, Some(model.digest.clone()), first)
+    Sampler::start(&sampler::find()?, &folder, &options, Some(model.digest.clone()), first)
 }
 
 /// A policy behind `LLM_ENDPOINT`.

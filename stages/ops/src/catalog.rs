@@ -21,6 +21,7 @@ const OPS: Group = Group {
         ("measure", None),
         ("filter", None),
         ("screen", None),
+        ("split", None),
         ("publish", Some(publish::main)),
         ("report", None),
     ],

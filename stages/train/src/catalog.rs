@@ -10,6 +10,7 @@ const TRAIN: Group = Group {
     name: "train",
     programs: &[
         ("critic-pretrain", Some(|| become_stage("train/critic-pretrain"))),
+        ("import-gguf", Some(|| become_stage("train/import-gguf"))),
         ("new-model", Some(|| become_stage("train/new-model"))),
         ("ppo", Some(|| become_stage("train/ppo"))),
         ("ppo-warmup", Some(|| become_stage("train/ppo-warmup"))),

@@ -278,11 +278,12 @@ fn child(folder: &tempfile::TempDir, behaviour: &str) -> Result<Sampler, PolicyE
     let test = "policy::conformance_test::the_child_itself";
     let own = own.display();
     let script = format!(
-        "#!/bin/sh\nexec 3>&1 >&2\nSAMPLER_CHILD={behaviour} exec '{own}' --exact {test} --nocapture --test-threads=1\n"
+        "#!/bin/sh\n[ \"$1 $3 $4\" = 'sample --slots 4' ] || exit 9\nexec 3>&1 >&2\nSAMPLER_CHILD={behaviour} exec '{own}' --exact {test} --nocapture --test-threads=1\n"
     );
     std::fs::write(&program, script).unwrap();
     std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
-    Sampler::start(&program, folder.path(), Some("d".into()), None)
+    let options = ["--slots".to_owned(), "4".to_owned()];
+    Sampler::start(&program, folder.path(), &options, Some("d".into()), None)
 }
 
 /// Does nothing as a test; as a child it speaks the protocol on descriptor 3, away from what the test harness prints.

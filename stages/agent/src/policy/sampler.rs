@@ -53,10 +53,17 @@ pub(super) fn find_in(mut folders: impl Iterator<Item = PathBuf>) -> Result<Path
 }
 
 impl Sampler {
-    /// Starts `PROGRAM sample MODEL` and waits until the model is loaded. With `gpu` it sees that one alone.
-    pub fn start(program: &Path, model: &Path, digest: Option<String>, gpu: Option<&str>) -> Result<Self, PolicyError> {
+    /// Starts `PROGRAM sample MODEL`, with `options` behind that, and waits until the model is loaded. With `gpu` it sees that
+    /// one alone.
+    pub fn start(
+        program: &Path,
+        model: &Path,
+        options: &[String],
+        digest: Option<String>,
+        gpu: Option<&str>,
+    ) -> Result<Self, PolicyError> {
         let mut command = Command::new(program);
-        command.arg("sample").arg(model).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.arg("sample").arg(model).args(options).stdin(Stdio::piped()).stdout(Stdio::piped());
         if let Some(gpu) = gpu {
             command.env("CUDA_VISIBLE_DEVICES", gpu);
         }

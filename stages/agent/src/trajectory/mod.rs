@@ -19,6 +19,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::{Message, Role};
 
+#[cfg(test)]
+pub(crate) use self::table::tests::parquet_with;
 pub use self::table::{read, read_bytes};
 
 /// Which way an episode goes.

@@ -230,7 +230,7 @@ impl Row<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::Arc;
 
     use arrow::datatypes::{DataType, Field, Fields, Schema};
@@ -240,7 +240,7 @@ mod tests {
     use super::super::tests::example;
     use super::*;
 
-    fn schema() -> Arc<Schema> {
+    fn schema(more: &[Field]) -> Arc<Schema> {
         let list = |item| DataType::List(Arc::new(Field::new("item", item, true)));
         let field = |name: &str, kind: DataType| Field::new(name, kind, true);
         let texts = ["role", "text", "source", "outcome", "message", "tool", "arguments"];
@@ -264,13 +264,19 @@ mod tests {
         fields.push(field("mask", list(DataType::Boolean)));
         fields.push(field("log_probs", list(DataType::Float64)));
         fields.push(field("turns", list(DataType::Struct(Fields::from(turn)))));
+        fields.extend(more.iter().cloned());
         Arc::new(Schema::new(fields))
     }
 
     fn parquet(rows: &[Map<String, Value>]) -> bytes::Bytes {
-        let mut decoder = ReaderBuilder::new(schema()).build_decoder().unwrap();
+        parquet_with(rows, &[])
+    }
+
+    /// A table of rows that have `more` columns.
+    pub(crate) fn parquet_with(rows: &[Map<String, Value>], more: &[Field]) -> bytes::Bytes {
+        let mut decoder = ReaderBuilder::new(schema(more)).build_decoder().unwrap();
         decoder.serialize(rows).unwrap();
-        let mut writer = ArrowWriter::try_new(Vec::new(), schema(), None).unwrap();
+        let mut writer = ArrowWriter::try_new(Vec::new(), schema(more), None).unwrap();
         writer.write(&decoder.flush().unwrap().unwrap()).unwrap();
         writer.into_inner().unwrap().into()
     }

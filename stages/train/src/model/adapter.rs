@@ -48,6 +48,11 @@ impl Decoder {
         self.lora = Some(lora.clone());
     }
 
+    /// Whether there are adapters.
+    pub fn is_adapted(&self) -> bool {
+        self.lora.is_some()
+    }
+
     /// Writes the adapters, and a value head, in PEFT's layout. `base_digest` names the model they belong to.
     pub fn save_adapter(&self, folder: &Path, base_digest: &str) -> Result<(), TrainError> {
         let lora = self.lora.as_ref().ok_or_else(|| TrainError::new("the model has no adapters to save"))?;

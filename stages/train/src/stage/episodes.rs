@@ -33,12 +33,13 @@ pub fn read(path: &Path) -> Result<Read, ProgramError> {
 
 /// An episode as the trainer takes it; `None` where it has no reward.
 pub fn trajectory(row: trajectory::Trajectory) -> Result<Option<Trajectory>, ProgramError> {
+    // First: an episode whose policy broke off in its first turn has no tokens either, and is no mistake.
+    let Some(reward) = row.reward else { return Ok(None) };
     let Some(tokens) = row.tokens else {
         let message = format!("sample {} of task {} has no token ids", row.sample, row.task_digest);
         let hint = "only a policy that reports its token ids and log-probabilities can be trained on";
         return Err(ProgramError::input(message).with_hint(hint));
     };
-    let Some(reward) = row.reward else { return Ok(None) };
     let trajectory = Trajectory {
         task: row.task_digest,
         sample: u64::from(row.sample),
@@ -69,4 +70,45 @@ fn turn(turn: &trajectory::Turn) -> Option<Turn> {
 /// Whether a candidate's source computes with torch's own operators.
 fn falls_back(source: &str) -> bool {
     ["torch::", "at::", "<torch/", "<ATen/", "torch.nn"].iter().any(|word| source.contains(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use cuda_agent_agent::policy::Role;
+    use cuda_agent_agent::trajectory::{Form, Tokens, Trajectory as Row, Turn as RowTurn};
+
+    use super::*;
+
+    fn row(reward: Option<f64>, tokens: bool) -> Row {
+        let tokens =
+            tokens.then(|| Tokens { ids: vec![1, 2], mask: vec![false, true], log_probs: vec![None, Some(-0.5)] });
+        Row {
+            task_digest: "task".into(),
+            code: String::new(),
+            sample: 3,
+            form: Form::Single,
+            messages: Vec::new(),
+            turns: vec![RowTurn::new(Role::User, "write"), RowTurn::new(Role::Assistant, "a")],
+            reward_at: reward.and(tokens.as_ref()).map(|_| 1),
+            tokens,
+            reward,
+            finish_reason: if reward.is_some() { Ending::Complete } else { Ending::Aborted },
+            policy_digest: None,
+            policy_model: "m".into(),
+            prompt_digest: String::new(),
+            temperature: 1.0,
+            sampling_s: 0.0,
+            judging_s: 0.0,
+        }
+    }
+
+    #[test]
+    fn an_episode_without_a_reward_is_left_out_and_one_with_a_reward_needs_its_tokens() {
+        assert!(trajectory(row(None, false)).unwrap().is_none());
+        assert!(trajectory(row(None, true)).unwrap().is_none());
+        let whole = trajectory(row(Some(1.0), true)).unwrap().unwrap();
+        assert_eq!((whole.ids, whole.reward, whole.turns, whole.truncated), (vec![1, 2], 1.0, 1, false));
+        let error = trajectory(row(Some(1.0), false)).unwrap_err();
+        assert_eq!(error.message, "sample 3 of task task has no token ids");
+    }
 }

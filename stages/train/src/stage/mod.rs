@@ -5,6 +5,7 @@
 
 mod environment;
 mod episodes;
+mod import_gguf;
 mod model;
 mod new_model;
 mod offline;
@@ -28,6 +29,7 @@ use crate::trainer::Metrics;
 pub fn main(kind: &str) -> u8 {
     Program::main(|program| match kind {
         "train/rft" => offline::rft(program),
+        "train/import-gguf" => import_gguf::main(program),
         "train/new-model" => new_model::main(program),
         "train/ppo-warmup" => online::ppo(program, Form::Single),
         "train/ppo" => online::ppo(program, Form::Repair),

@@ -6,7 +6,7 @@ use cuda_agent_protocol::{Program, ProgramError};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::model::{ModelParams, write};
+use super::model::{ModelParams, write, write_adapter};
 use super::{Run, episodes, input_path, output_path, params, required, say, train};
 use crate::TrainError;
 use crate::algorithm::loss::Aggregation;
@@ -164,6 +164,9 @@ fn finish(
     let steps = run.steps();
     let log = train(program, &mut run, steps, optimizer.checkpoint_every)?;
     write(run.model(), output_path(&program.request, output), origin)?;
+    if output == "model" {
+        write_adapter(run.model(), &program.request)?;
+    }
     log.write(&program.request)?;
     Ok(())
 }

@@ -9,7 +9,7 @@ use cuda_agent_protocol::{Program, ProgramError, Request};
 use serde::Deserialize;
 
 use super::environment::{Environment, Source};
-use super::model::{ModelParams, write};
+use super::model::{ModelParams, write, write_adapter};
 use super::policy::Local;
 use super::{Run, input_path, output_path, params, required, say, train};
 use crate::TrainError;
@@ -290,6 +290,7 @@ pub fn ppo(program: &mut Program, form: Form) -> Result<(), ProgramError> {
     let mut run = Online { ppo, policy, environment: &environment, params: rollout, alarm, last };
     let log = train(program, &mut run, steps, every)?;
     write(run.ppo.actor(), output_path(&request, "model"), folder)?;
+    write_adapter(run.ppo.actor(), &request)?;
     match run.ppo.critic() {
         Some(critic) => write(critic, output_path(&request, "critic"), critic_folder)?,
         // The port is there for every algorithm; without a critic it is an empty folder with a note.

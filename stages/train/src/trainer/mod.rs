@@ -18,7 +18,7 @@ pub mod funnel;
 pub mod ppo;
 pub mod supervised;
 #[cfg(test)]
-mod tiny_test;
+pub(crate) mod tiny_test;
 pub mod trajectory;
 
 use std::collections::BTreeMap;
