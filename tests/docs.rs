@@ -271,6 +271,31 @@ fn the_pipelines_of_the_readme_can_be_planned() {
     assert_eq!(planned, 2, "the pipeline and the stage that is added to it");
 }
 
+/// Every pipeline that is shipped, down to its last stage. `base` is the model that some start from: any file or folder will do
+/// for a plan.
+#[test]
+fn the_pipelines_can_be_planned() {
+    let mut sandbox = sandbox(false);
+    sandbox.variables.push(("CUDA_AGENT_PYTHON".into(), python_with_torch().display().to_string()));
+    sandbox.write("base.gguf", "");
+    let base = sandbox.path("base.gguf");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("pipelines");
+    let mut files: Vec<PathBuf> = std::fs::read_dir(&folder).unwrap().map(|item| item.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
+    assert!(files.len() >= 9, "{files:?}");
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let model = format!("base={}", base.display());
+        let mut words = vec!["plan", file.to_str().unwrap()];
+        if text.contains("\n  base: model") {
+            words.extend(["-p", &model]);
+        }
+        let plan = sandbox.good(&words);
+        let counted = plan.lines().any(|line| line.ends_with(" pending, 0 up to date"));
+        assert!(counted, "{}: {plan}", file.display());
+    }
+}
+
 /// The command of the README's own stage, on a report as `ops/filter` writes it.
 #[test]
 fn the_command_in_the_readme_runs() {
