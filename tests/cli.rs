@@ -236,3 +236,20 @@ fn a_file_that_was_not_declared_is_hinted_at() {
     let error = sandbox.bad(1, &["run", "q.yaml"]);
     assert!(error.contains("add `files: [scripts/a.sh]` to the stage"), "{error}");
 }
+
+#[test]
+fn a_reports_readme_is_shown_below_its_files_and_a_trees_is_not() {
+    let sandbox = demo();
+    sandbox.write(
+        "q.yaml",
+        "name: q\nstages:\n  a:\n    uses: run\n    run: |\n      for port in r t; do mkdir outputs/$port; echo page > outputs/$port/index.html; \
+         echo '# Seven of nine' > outputs/$port/README.md; done\n    outputs: { r: report, t: tree }\n",
+    );
+    sandbox.good(&["run", "q.yaml"]);
+    let shown = sandbox.good(&["show", "a.r", "--pipeline", "q.yaml"]);
+    assert!(shown.contains("index.html") && shown.ends_with("\n\n# Seven of nine\n"), "{shown}");
+    assert!(!sandbox.good(&["show", "a.t", "--pipeline", "q.yaml"]).contains("Seven"));
+    let json: serde_json::Value =
+        serde_json::from_str(&sandbox.good(&["show", "a.r", "--pipeline", "q.yaml", "--json"])).unwrap();
+    assert_eq!(json["r"]["readme"], "# Seven of nine\n");
+}

@@ -4,7 +4,7 @@
 //! over episodes would be too narrow. Each figure is a mean of one value for each task, and its interval is that of the
 //! percentile bootstrap over tasks (Efron and Tibshirani 1993, chapter 13): tasks are drawn with replacement, as many as
 //! there are, and the interval holds the middle 95 % of the means. It covers who else could have been drawn as a task, and
-//! nothing else: neither another seed of sampling nor another training run.
+//! nothing else: neither another seed of sampling nor another training run. Equal values have an interval without width.
 
 /// A mean over tasks and its 95 % interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
