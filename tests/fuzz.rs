@@ -320,7 +320,8 @@ fn pipelines() -> Vec<Vec<u8>> {
     let chain: String = (1..3000).map(|level| format!("  a{level}: &a{level} [*a{}]\n", level - 1)).collect();
     let chain = format!("name: p\nparams:\n  a0: &a0 [1]\n{chain}stages: {{}}\n");
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let files = ["quickstart", "ops-llm"].map(|name| std::fs::read(root.join(format!("pipelines/{name}.yaml"))).unwrap());
+    let files =
+        ["quickstart", "ops-llm"].map(|name| std::fs::read(root.join(format!("pipelines/{name}.yaml"))).unwrap());
     [PIPELINE, laughs, &chain].map(|text| text.as_bytes().to_vec()).into_iter().chain(files).collect()
 }
 

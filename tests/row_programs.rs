@@ -68,7 +68,10 @@ async fn much_is_published_at_once_and_little_later() {
                     match asked.fetch_add(1, Ordering::SeqCst) {
                         // The clock is looked at several times meanwhile: neither the row nor the stage has taken too long.
                         1 => {
-                            tokio::time::sleep(Duration::from_secs(1)).await;
+                            tokio::select! {
+                                () = tokio::time::sleep(Duration::from_secs(1)) => (),
+                                _ = channels.stop.changed() => return Exit::Signal(9),
+                            }
                             assert!(!has_answers(store.clone()).await, "one short answer waits for others");
                             text = text.repeat(5 << 20);
                         }
