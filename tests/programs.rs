@@ -245,7 +245,8 @@ fn a_flood_of_events_does_not_drown_ctrl_c() {
     let engine_id = nix::unistd::Pid::from_raw(engine.id() as i32);
     nix::sys::signal::kill(engine_id, nix::sys::signal::Signal::SIGINT).unwrap();
     assert_eq!(engine.wait().unwrap().code(), Some(130));
-    assert!(started.elapsed() < Duration::from_secs(10));
+    // One that drowned would never end; on a busy machine a few seconds are not too many.
+    assert!(started.elapsed() < Duration::from_secs(60));
 }
 
 #[test]

@@ -43,6 +43,26 @@ fn post(address: SocketAddr, path: &str, body: Value) -> (u16, Value) {
     (status, serde_json::from_str(&text).unwrap())
 }
 
+/// Equal answers, up to the last bits of log-probabilities: those depend on who else is in the batch, that is on when a
+/// request arrives.
+fn assert_same(one: &Value, other: &Value) {
+    match (one, other) {
+        (Value::Number(left), Value::Number(right)) if left.is_f64() => {
+            let (left, right) = (left.as_f64().unwrap(), right.as_f64().unwrap());
+            assert!((left - right).abs() < 1e-4, "{left} and {right}");
+        }
+        (Value::Array(left), Value::Array(right)) => {
+            assert_eq!(left.len(), right.len());
+            left.iter().zip(right).for_each(|(left, right)| assert_same(left, right));
+        }
+        (Value::Object(left), Value::Object(right)) => {
+            assert!(left.keys().eq(right.keys()), "{one} and {other}");
+            left.values().zip(right.values()).for_each(|(left, right)| assert_same(left, right));
+        }
+        _ => assert_eq!(one, other),
+    }
+}
+
 #[test]
 fn completions_of_text_and_of_ids_are_the_same() {
     let address = start(None);
@@ -54,7 +74,7 @@ fn completions_of_text_and_of_ids_are_the_same() {
         answer
     };
     let (text, ids) = (ask(json!("ab")), ask(json!([97, 98])));
-    assert_eq!(text["choices"], ids["choices"]);
+    assert_same(&text["choices"], &ids["choices"]);
     let choices = text["choices"].as_array().unwrap();
     assert_eq!(choices.len(), 2);
     assert_ne!(choices[0]["token_ids"], choices[1]["token_ids"]);
@@ -66,7 +86,8 @@ fn completions_of_text_and_of_ids_are_the_same() {
     }
     assert_eq!(text["usage"], json!({"prompt_tokens": 2, "completion_tokens": 18, "total_tokens": 20}));
     let both = ask(json!(["ab", [97]]));
-    assert_eq!((both["choices"].as_array().unwrap().len(), &both["choices"][1]), (4, &text["choices"][1]));
+    assert_eq!(both["choices"].as_array().unwrap().len(), 4);
+    assert_same(&both["choices"][1], &text["choices"][1]);
     assert_eq!(both["choices"][3]["prompt_token_ids"], json!([97]));
 }
 
