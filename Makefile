@@ -33,7 +33,7 @@ install = $(VENV_PYTHON) -m uv pip install --quiet --python $(VENV_PYTHON) --req
 # Stray bytecode beside the stages' sources would make cargo look at them again.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help quickstart test test-rust test-train test-python train-tools fuzz chaos rows mutants bench bench-store bench-evaluator bench-dataset red-team test-gpu venv venv-dev azurite build tools python-tools relock relock-python
+.PHONY: help quickstart test test-rust test-train test-python train-tools fuzz chaos rows mutants bench bench-store bench-evaluator bench-dataset bench-training red-team test-gpu venv venv-dev azurite build tools python-tools relock relock-python
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -105,6 +105,9 @@ bench-evaluator: venv build ## The evaluator's bars on a GPU: agreement, verdict
 
 bench-dataset: venv build ## How fast the dataset's stages are on a GPU (`BENCH="--tasks 600"`), and times beside other work against alone
 	CUDA_AGENT_PYTHON=$(VENV_PYTHON) $(VENV_PYTHON) bench/dataset.py --binary $(RELEASE) $(BENCH)
+
+bench-training: train-tools ## Sampler and trainer on a GPU beside transformers (`BENCH="sampler"`)
+	$(VENV_PYTHON) bench/training.py --binary $(TARGET)/release/cuda-agent-train $(or $(BENCH),sampler plain shared trainer lora)
 
 test-gpu: venv-dev build ## The tests that need a GPU: the reference's, then every candidate of the corpus; prints a table
 	PYTHONPATH=stages/torch_runtime $(VENV_PYTHON) -m pytest -q -p no:cacheprovider --import-mode=importlib \

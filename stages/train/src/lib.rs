@@ -6,6 +6,8 @@
 
 #[cfg(feature = "torch")]
 pub mod algorithm;
+#[cfg(feature = "torch")]
+pub mod bench;
 mod catalog;
 #[cfg(feature = "torch")]
 pub mod checkpoint;

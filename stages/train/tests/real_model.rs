@@ -111,7 +111,7 @@ fn logits_and_greedy_tokens_are_those_of_transformers() {
         "content": "Write a CUDA kernel that computes a row-wise softmax in float32."});
     let rendered = tokenizer.render(&[message], true, &serde_json::Map::new()).unwrap();
     assert_eq!(tokenizer.encode_rendered(&rendered), prompt);
-    let sampler = Sampler::new(decoder, Some(tokenizer), Options { slots: 2, capacity: 512 });
+    let sampler = Sampler::new(decoder, Some(tokenizer), Options { slots: 2, capacity: 512, is_plain: false });
     let settings = Settings { temperature: 0.0, max_tokens: 256, ..Settings::default() };
     let begin = Instant::now();
     let sample = sampler.submit(Request { prompt: prompt.clone(), key: SampleKey(0), settings }).wait().unwrap();

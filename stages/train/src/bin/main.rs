@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use cuda_agent_train::TrainError;
 use cuda_agent_train::algorithm::goldens::{TOLERANCE, recompute};
 use cuda_agent_train::model::gguf;
 use cuda_agent_train::sampler::{child, open, server};
+use cuda_agent_train::{TrainError, bench};
 
 /// The program of the training stages: it links libtorch, and nothing else of cuda-agent does.
 #[derive(Parser)]
@@ -44,6 +44,11 @@ enum Command {
         #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Measure the sampler or the trainer on this machine, and print a line of JSON.
+    Bench {
+        #[command(subcommand)]
+        section: bench::Section,
+    },
     /// Make a Hugging Face folder in bf16 of a GGUF file of a Qwen2 or Qwen3 model.
     Import {
         /// The GGUF file.
@@ -65,6 +70,7 @@ fn main() -> ExitCode {
         Command::Goldens { file } => goldens(&file),
         Command::Sample { arguments } => child::main(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Serve { arguments } => server::main(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Bench { section } => bench::main(&section).map(|()| ExitCode::SUCCESS),
         Command::Import { file, folder } => import(&file, &folder),
     };
     outcome.unwrap_or_else(|error| {

@@ -19,6 +19,11 @@ impl Rotary {
         Self { cosines: angles.cos().to_kind(kind), sines: angles.sin().to_kind(kind) }
     }
 
+    /// Cosines and sines.
+    pub(super) fn tables(&self) -> (Tensor, Tensor) {
+        (self.cosines.shallow_clone(), self.sines.shallow_clone())
+    }
+
     /// Rotates heads `[n, heads, width]` by their positions `[n]`: the first half of a head's width pairs with the second.
     pub(super) fn rotate(&self, heads: &Tensor, positions: &Tensor) -> Tensor {
         let cosines = self.cosines.index_select(0, positions).unsqueeze(1);
@@ -52,9 +57,31 @@ fn frequencies(config: &Config) -> Tensor {
 /// Causal attention within each sequence of a packed batch: queries `[T, heads, width]`, keys and values
 /// `[T, key_value_heads, width]` to `[T, heads · width]`.
 ///
-/// One call a sequence, each of which reads nothing of another: a fused kernel for sequences of different lengths can
-/// take its place, and need not agree in the last bits.
+/// On a GPU sequences of about one length are one call, filled up to the longest: what is filled up comes after every token that
+/// counts, so that none of them sees it. Otherwise it is one call a sequence.
 pub(crate) fn packed(queries: &Tensor, keys: &Tensor, values: &Tensor, lengths: &[i64]) -> Tensor {
+    let some: Vec<i64> = lengths.iter().copied().filter(|length| *length > 0).collect();
+    if queries.device().is_cuda() && some.len() > 1 {
+        let (longest, total) = (some.iter().max().copied().unwrap_or(0), some.iter().sum::<i64>());
+        let filled = longest * some.len() as i64;
+        if filled == total {
+            return together([queries, keys, values].map(Tensor::shallow_clone), some.len() as i64, longest);
+        }
+        if filled * FILLED.1 <= total * FILLED.0 {
+            let places = |device: Device| {
+                let begins = (0..).map(|number| number * longest);
+                let places: Vec<i64> = begins.zip(&some).flat_map(|(begin, length)| begin..begin + length).collect();
+                Tensor::from_slice(&places).to_device(device)
+            };
+            let places = places(queries.device());
+            let fill = |heads: &Tensor| {
+                let (_, count, width) = heads.size3().expect("heads have three dimensions");
+                heads.new_zeros([filled, count, width], (heads.kind(), heads.device())).index_copy(0, &places, heads)
+            };
+            let output = together([queries, keys, values].map(fill), some.len() as i64, longest);
+            return output.index_select(0, &places);
+        }
+    }
     let split = |heads: &Tensor| heads.split_with_sizes(lengths, 0);
     let parts: Vec<Tensor> = split(queries)
         .iter()
@@ -64,6 +91,26 @@ pub(crate) fn packed(queries: &Tensor, keys: &Tensor, values: &Tensor, lengths: 
         .map(|((queries, keys), values)| attend(queries, &keys, &values, true))
         .collect();
     Tensor::cat(&parts, 0)
+}
+
+/// How much longer than the tokens themselves a batch may become by filling up: 3 to 2.
+const FILLED: (i64, i64) = (3, 2);
+
+/// Causal attention of `count` sequences of one length, one after another.
+fn together([queries, keys, values]: [Tensor; 3], count: i64, length: i64) -> Tensor {
+    let grouped = queries.size()[1] != keys.size()[1];
+    let first_heads = |heads: &Tensor| heads.unflatten(0, [count, length].as_slice()).transpose(1, 2);
+    let output = Tensor::scaled_dot_product_attention::<Tensor>(
+        &first_heads(&queries),
+        &first_heads(&keys),
+        &first_heads(&values),
+        None,
+        0.0,
+        true,
+        None,
+        grouped,
+    );
+    output.transpose(1, 2).flatten(0, 1).flatten(1, 2)
 }
 
 /// Attention of queries `[n, heads, width]` over keys and values `[m, key_value_heads, width]`: `[n, heads · width]`.

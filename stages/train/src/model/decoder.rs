@@ -382,6 +382,82 @@ impl Decoder {
     }
 }
 
+/// What one block's step of decoding reads.
+pub(crate) struct StepBlock {
+    pub input_norm: Tensor,
+    /// Queries, keys and values below each other: `[(heads + 2 · key_value_heads) · width, hidden]`.
+    pub projections: Tensor,
+    /// Their biases.
+    pub bias: Option<Tensor>,
+    pub head_norms: Option<(Tensor, Tensor)>,
+    pub output: Tensor,
+    pub feed_forward_norm: Tensor,
+    /// Gate and up below each other: `[2 · intermediate, hidden]`.
+    pub gate_up: Tensor,
+    pub down: Tensor,
+}
+
+/// A model's tensors as a step of decoding reads them. They stay where they are: a change of the model's weights in place
+/// changes these.
+pub(crate) struct StepWeights {
+    pub embedding: Tensor,
+    pub blocks: Vec<StepBlock>,
+    pub final_norm: Tensor,
+    pub head: Tensor,
+    /// `[positions, width / 2]`.
+    pub cosines: Tensor,
+    pub sines: Tensor,
+}
+
+impl Decoder {
+    /// Puts the weights that one product can read below each other in memory, and gives all of them. Nothing for models with
+    /// adapters, a value head, or biases elsewhere than in the three projections.
+    pub(crate) fn step_weights(&mut self) -> Option<StepWeights> {
+        let has_others = self.config.output_bias || self.config.feed_forward_bias;
+        if self.lora.is_some() || self.options.head != Head::Language || has_others {
+            return None;
+        }
+        let blocks = self.blocks.iter_mut().map(|block| StepBlock {
+            input_norm: block.input_norm.shallow_clone(),
+            projections: below(vec![&mut block.query.weight, &mut block.key.weight, &mut block.value.weight]),
+            bias: [&mut block.query.bias, &mut block.key.bias, &mut block.value.bias]
+                .map(Option::as_mut)
+                .into_iter()
+                .collect::<Option<Vec<_>>>()
+                .map(below),
+            head_norms: block.head_norms.as_ref().map(|(query, key)| (query.shallow_clone(), key.shallow_clone())),
+            output: block.output.weight.shallow_clone(),
+            feed_forward_norm: block.feed_forward_norm.shallow_clone(),
+            gate_up: below(vec![&mut block.gate.weight, &mut block.up.weight]),
+            down: block.down.weight.shallow_clone(),
+        });
+        let blocks = blocks.collect();
+        let (cosines, sines) = self.rotary.tables();
+        Some(StepWeights {
+            embedding: self.embedding.shallow_clone(),
+            blocks,
+            final_norm: self.final_norm.shallow_clone(),
+            head: self.head.0.shallow_clone(),
+            cosines,
+            sines,
+        })
+    }
+}
+
+/// Copies tensors into one, below each other, and lets each be its part of it.
+fn below(tensors: Vec<&mut Tensor>) -> Tensor {
+    tch::no_grad(|| {
+        let whole = Tensor::cat(&tensors, 0).detach();
+        let mut start = 0;
+        for tensor in tensors {
+            let length = tensor.size()[0];
+            tensor.set_data(&whole.narrow(0, start, length));
+            start += length;
+        }
+        whole
+    })
+}
+
 impl Block {
     fn linears(&self) -> [(&'static str, &Linear); 7] {
         [

@@ -22,3 +22,4 @@ pub use self::packed::Packed;
 pub use self::weights::{Checkpoint, write_file};
 
 pub(crate) use self::attention::packed as packed_attention;
+pub(crate) use self::decoder::StepWeights;

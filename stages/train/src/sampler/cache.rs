@@ -1,12 +1,14 @@
 //! Keys and values of the sequences in the batch.
 
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
-use crate::model::{Config, Decoder};
+use crate::model::Decoder;
 
-/// For each layer two tensors `[slots, capacity, key_value_heads, width]`. Slots in use are the first ones: a batch is a
+/// One tensor `[layers, 2, slots, capacity, key_value_heads, width]`, keys first. Slots in use are the first ones: a batch is a
 /// view, without a copy.
 pub(super) struct Cache {
+    all: Tensor,
+    /// Views of it: keys and values of each layer.
     layers: Vec<(Tensor, Tensor)>,
     /// Tokens of one slot.
     pub capacity: i64,
@@ -16,12 +18,17 @@ impl Cache {
     /// An empty cache. Its memory: `2 · layers · slots · capacity · key_value_heads · width` elements.
     pub fn new(decoder: &Decoder, slots: usize, capacity: i64) -> Self {
         let (config, options) = (decoder.config(), decoder.options());
-        let make = || Self::zeros(config, slots as i64, capacity, options.kind, options.device);
-        Self { layers: (0..decoder.layers()).map(|_| (make(), make())).collect(), capacity }
+        let layers = decoder.layers() as i64;
+        let shape = [layers, 2, slots as i64, capacity, config.key_value_heads, config.head_width];
+        let all = Tensor::zeros(shape, (options.kind, options.device));
+        let layers = (0..layers).map(|layer| (all.get(layer).get(0), all.get(layer).get(1))).collect();
+        Self { all, layers, capacity }
     }
 
-    fn zeros(config: &Config, slots: i64, capacity: i64, kind: Kind, device: Device) -> Tensor {
-        Tensor::zeros([slots, capacity, config.key_value_heads, config.head_width], (kind, device))
+    /// Keys and values of a layer: two of `[slots, capacity, key_value_heads, width]`.
+    pub fn layer(&self, layer: usize) -> (&Tensor, &Tensor) {
+        let (keys, values) = &self.layers[layer];
+        (keys, values)
     }
 
     /// Stores keys and values `[n, key_value_heads, width]` at `places` (`[n]`, slot · capacity + position).
@@ -32,14 +39,10 @@ impl Cache {
         }
     }
 
-    /// Copies the first `length` tokens of a slot to another.
+    /// Copies the first `length` tokens of a slot to another, in all layers.
     pub fn copy(&self, from: usize, to: usize, length: i64) {
-        for (keys, values) in &self.layers {
-            for cached in [keys, values] {
-                let source = cached.get(from as i64).narrow(0, 0, length);
-                cached.get(to as i64).narrow(0, 0, length).copy_(&source);
-            }
-        }
+        let tokens = |slot: usize| self.all.select(2, slot as i64).narrow(2, 0, length);
+        tokens(to).copy_(&tokens(from));
     }
 
     /// Attention of one query a slot, `[n, heads, width]`, over what the first n slots hold; `visible` is

@@ -48,7 +48,7 @@ pub(super) fn draw(logits: &Tensor, rows: &[Row]) -> (Vec<i64>, Vec<f32>) {
     (tokens, Vec::<f32>::try_from(on_host(chosen)).expect("logits are f32"))
 }
 
-fn truncates(settings: &Settings) -> bool {
+pub(super) fn truncates(settings: &Settings) -> bool {
     settings.temperature != 0.0 && (settings.top_k > 0 || settings.top_p < 1.0)
 }
 

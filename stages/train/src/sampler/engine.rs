@@ -5,17 +5,21 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::TrainError;
 use crate::model::{Decoder, Packed, packed_attention};
 use crate::sampler::cache::Cache;
 use crate::sampler::draw::{self, Row};
-use crate::sampler::{Finish, Request, Sample};
+use crate::sampler::fused::{self, Fused};
+use crate::sampler::{Finish, Options, Request, Sample};
 use crate::text::{Incremental, Stop, Stopped, Tokenizer};
 
-/// Prompt tokens that are computed at once, at most (a longer prompt alone).
-const PREFILL_TOKENS: usize = 8192;
+/// Prompt tokens that are computed at once, at most (a longer prompt alone): enough that launching takes a GPU no longer than
+/// computing.
+fn prefill_tokens(device: Device) -> usize {
+    if device.is_cuda() { 32_768 } else { 8192 }
+}
 
 /// What a sampler did so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,6 +32,8 @@ pub struct Statistics {
     pub steps: u64,
     /// The most sequences of one step.
     pub widest: u64,
+    /// Steps that were one launch: on a GPU in bfloat16.
+    pub fused: u64,
 }
 
 /// What becomes of a sequence, as it happens.
@@ -67,6 +73,8 @@ pub(super) struct Engine<L> {
     decoder: Decoder,
     tokenizer: Option<Tokenizer>,
     cache: Cache,
+    /// Does a step in one launch, where that can be done.
+    fused: Option<Fused>,
     slots: usize,
     waiting: VecDeque<(Request, L)>,
     active: Vec<Sequence<L>>,
@@ -75,10 +83,12 @@ pub(super) struct Engine<L> {
 }
 
 impl<L: Listener> Engine<L> {
-    pub fn new(decoder: Decoder, tokenizer: Option<Tokenizer>, slots: usize, capacity: i64) -> Self {
+    pub fn new(mut decoder: Decoder, tokenizer: Option<Tokenizer>, options: Options) -> Self {
+        let Options { slots, capacity, is_plain } = options;
         let cache = Cache::new(&decoder, slots, capacity);
+        let fused = if is_plain { None } else { fuse(&mut decoder, slots) };
         let (waiting, active) = (VecDeque::new(), Vec::new());
-        Self { decoder, tokenizer, cache, slots, waiting, active, version: 0, statistics: Statistics::default() }
+        Self { decoder, tokenizer, cache, fused, slots, waiting, active, version: 0, statistics: Statistics::default() }
     }
 
     /// Why a request can't be served, if it can't.
@@ -179,7 +189,7 @@ impl<L: Listener> Engine<L> {
             let source = self.active.iter().position(same);
             if source.is_none() {
                 tokens += request.prompt.len();
-                if tokens > PREFILL_TOKENS && !to_compute.is_empty() {
+                if tokens > prefill_tokens(self.decoder.options().device) && !to_compute.is_empty() {
                     break;
                 }
                 to_compute.push(self.active.len());
@@ -245,6 +255,57 @@ impl<L: Listener> Engine<L> {
 
     /// Computes the last token of every sequence and draws the next one.
     fn decode(&mut self) {
+        let count = self.active.len();
+        self.statistics.steps += 1;
+        self.statistics.widest = self.statistics.widest.max(count as u64);
+        let all: Vec<usize> = (0..count).collect();
+        match self.fused_step() {
+            Some(Drawn::Tokens(tokens, chosen)) => {
+                self.active.iter_mut().for_each(|one| one.cached += 1);
+                self.take(&all, tokens, chosen);
+            }
+            Some(Drawn::Logits(logits)) => {
+                self.active.iter_mut().for_each(|one| one.cached += 1);
+                self.draw(&all, &logits);
+            }
+            None => {
+                let logits = self.logits();
+                self.active.iter_mut().for_each(|one| one.cached += 1);
+                self.draw(&all, &logits);
+            }
+        }
+    }
+
+    /// The step in one launch, where that can be done.
+    fn fused_step(&mut self) -> Option<Drawn> {
+        let fused = self.fused.as_mut()?;
+        let row = |one: &Sequence<L>| fused::Row {
+            token: *one.tokens.last().expect("the prompt gave the first"),
+            position: one.cached,
+            temperature: one.request.settings.temperature,
+            key: one.request.key,
+            count: one.tokens.len(),
+        };
+        let rows: Vec<fused::Row> = self.active.iter().map(row).collect();
+        let drawn = match self.active.iter().any(|one| draw::truncates(&one.request.settings)) {
+            true => fused.logits(&rows, &self.cache).map(|logits| Drawn::Logits(logits.to_kind(Kind::Float))),
+            false => fused.step(&rows, &self.cache).map(|(tokens, chosen)| Drawn::Tokens(tokens, chosen)),
+        };
+        match drawn {
+            Ok(drawn) => {
+                self.statistics.fused += 1;
+                Some(drawn)
+            }
+            Err(error) => {
+                eprintln!("sampler: {error}; it goes on with torch's operators");
+                self.fused = None;
+                None
+            }
+        }
+    }
+
+    /// Logits of the next token of every sequence, by torch's operators.
+    fn logits(&self) -> Tensor {
         let device = self.decoder.options().device;
         let tensor = |numbers: Vec<i64>| Tensor::from_slice(&numbers).to_device(device);
         let count = self.active.len();
@@ -262,14 +323,10 @@ impl<L: Listener> Engine<L> {
                 self.cache.attend(layer, &queries, &visible)
             });
         }
-        let logits = self.decoder.head(&self.decoder.norm(&hidden));
-        self.active.iter_mut().for_each(|one| one.cached += 1);
-        self.statistics.steps += 1;
-        self.statistics.widest = self.statistics.widest.max(count as u64);
-        self.draw(&(0..count).collect::<Vec<_>>(), &logits);
+        self.decoder.head(&self.decoder.norm(&hidden))
     }
 
-    /// Draws a token of each of these slots from its row of logits, and lets go of sequences that ended.
+    /// Draws a token of each of these slots from its row of logits.
     fn draw(&mut self, slots: &[usize], logits: &Tensor) {
         let row = |&slot: &usize| {
             let one = &self.active[slot];
@@ -277,6 +334,11 @@ impl<L: Listener> Engine<L> {
             Row { settings: &one.request.settings, uniform }
         };
         let (tokens, chosen) = draw::draw(logits, &slots.iter().map(row).collect::<Vec<_>>());
+        self.take(slots, tokens, chosen);
+    }
+
+    /// Appends what was drawn for these slots, and lets go of sequences that ended.
+    fn take(&mut self, slots: &[usize], tokens: Vec<i64>, chosen: Vec<f32>) {
         self.statistics.drawn += tokens.len() as u64;
         let mut ended = Vec::new();
         for ((&slot, token), log_probability) in slots.iter().zip(tokens).zip(chosen) {
@@ -295,6 +357,28 @@ impl<L: Listener> Engine<L> {
             listener.report(Progress::Done(Sample { tokens, log_probabilities, text, finish, versions }));
         }
     }
+}
+
+/// What a step in one launch gives.
+enum Drawn {
+    /// Tokens and their log-probabilities.
+    Tokens(Vec<i64>, Vec<f32>),
+    /// `[n, vocab]`, float32: some row is not drawn from all tokens.
+    Logits(Tensor),
+}
+
+/// A model on a GPU in bfloat16 gets its steps fused; what stands in the way there is told once.
+fn fuse(decoder: &mut Decoder, slots: usize) -> Option<Fused> {
+    let is_wanted = decoder.options().device.is_cuda() && decoder.options().kind == Kind::BFloat16;
+    let why = match Fused::new(decoder, slots) {
+        Ok(Ok(fused)) => return Some(fused),
+        Ok(Err(why)) => why,
+        Err(error) => error.to_string(),
+    };
+    if is_wanted {
+        eprintln!("sampler: steps by torch's operators, several times slower: {why}");
+    }
+    None
 }
 
 impl<L: Listener> Sequence<L> {

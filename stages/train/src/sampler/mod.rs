@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `cache.rs` | keys and values of each slot |
 //! | `draw.rs` | logits to tokens and their log-probabilities |
+//! | `fused/` | a decoding step on a GPU as one CUDA graph |
 //! | `engine.rs` | one step: admit, prefill, decode, finish |
 //! | `thread.rs` | the thread and its callers' handles |
 //! | `open.rs` | from a program's arguments to a sampler |
@@ -19,6 +20,7 @@ mod cache;
 pub mod child;
 mod draw;
 mod engine;
+mod fused;
 pub mod open;
 pub mod server;
 #[cfg(test)]

@@ -71,7 +71,7 @@ impl Arguments {
         };
         let slots = whole("slots", take("slots"), if device.is_cuda() { 256 } else { 16 })?;
         let capacity = whole("capacity", take("capacity"), 4096)?;
-        let options = Options { slots: slots as usize, capacity };
+        let options = Options { slots: slots as usize, capacity, is_plain: false };
         Ok(Self { model, base, device, kind, options, others: named })
     }
 

@@ -10,7 +10,7 @@ use crate::text::{Tokenizer, tiny};
 const OPTIONS: LoadOptions = LoadOptions { device: Device::Cpu, kind: Kind::Float, head: Head::Language };
 
 /// A model whose distributions are neither flat nor sharp.
-fn decoder(seed: i64) -> Decoder {
+pub(crate) fn decoder(seed: i64) -> Decoder {
     let config = Config::from_json(&json!({
         "model_type": "qwen3", "vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128,
@@ -20,7 +20,7 @@ fn decoder(seed: i64) -> Decoder {
 }
 
 fn sampler(slots: usize) -> Sampler {
-    Sampler::new(decoder(1), None, Options { slots, capacity: 96 })
+    Sampler::new(decoder(1), None, Options { slots, capacity: 96, is_plain: false })
 }
 
 fn request(number: u64, settings: &Settings) -> Request {
@@ -172,7 +172,7 @@ fn weights_are_swapped_between_steps() {
     let after = sampler.submit(request(5, &settings)).wait().unwrap();
     assert_eq!((before.versions, after.versions), ((0, 0), (1, 1)));
     assert_ne!(before.tokens, after.tokens);
-    let fresh = Sampler::new(decoder(2), None, Options { slots: 1, capacity: 96 });
+    let fresh = Sampler::new(decoder(2), None, Options { slots: 1, capacity: 96, is_plain: false });
     assert_eq!(fresh.submit(request(5, &settings)).wait().unwrap().tokens, after.tokens);
     let wrong = sampler.update(vec![("x".into(), Tensor::zeros([1], (Kind::Float, Device::Cpu)))]).unwrap_err();
     assert!(wrong.message.starts_with("1 tensors for a model that has"), "{wrong}");
@@ -241,7 +241,7 @@ pub(crate) fn byte_model() -> (Decoder, Tokenizer, Tokenizer) {
 #[test]
 fn a_program_is_answered_line_by_line() {
     let (decoder, own, tokenizer) = byte_model();
-    let sampler = Sampler::new(decoder, Some(own), Options { slots: 3, capacity: 100 });
+    let sampler = Sampler::new(decoder, Some(own), Options { slots: 3, capacity: 100, is_plain: false });
     let key = |turn: u32| json!({"seed": 1, "task": "t", "sample": 0, "turn": turn});
     let sampling = json!({"temperature": 1.0, "top_p": 1.0, "max_tokens": 20});
     let ask = |input: String| {

@@ -19,11 +19,13 @@ pub struct Options {
     pub slots: usize,
     /// Tokens of a sequence, prompt and new ones; at most the model's positions.
     pub capacity: i64,
+    /// Whether steps are torch's operators on a GPU too, for comparison.
+    pub is_plain: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { slots: 64, capacity: 4096 }
+        Self { slots: 64, capacity: 4096, is_plain: false }
     }
 }
 
@@ -99,7 +101,7 @@ impl Sampler {
         let (commands, received) = mpsc::channel();
         let run = move || {
             let _no_gradients = tch::no_grad_guard();
-            serve(Engine::new(decoder, tokenizer, options.slots, options.capacity), &received);
+            serve(Engine::new(decoder, tokenizer, options), &received);
         };
         let thread = std::thread::Builder::new().name("sampler".into()).spawn(run).expect("threads can be started");
         Self { options, commands: Mutex::new(Some(commands)), thread: Some(thread) }

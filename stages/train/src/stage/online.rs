@@ -307,7 +307,7 @@ fn policy(
     folder: &Path,
 ) -> Result<Local, ProgramError> {
     let decoder: Decoder = model.load_frozen(request, folder)?;
-    let options = Options { slots: rollout.sampler_slots, capacity: rollout.sampler_capacity };
+    let options = Options { slots: rollout.sampler_slots, capacity: rollout.sampler_capacity, is_plain: false };
     let sampler = Sampler::new(decoder, Some(Tokenizer::load(folder).map_err(super::input)?), options);
     Ok(Local { sampler, tokenizer: Tokenizer::load(folder).map_err(super::input)?, width: rollout.sampler_slots })
 }

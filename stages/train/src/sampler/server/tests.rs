@@ -13,7 +13,7 @@ use crate::sampler::tests::byte_model;
 /// Starts a server, which lives as long as the tests do.
 fn start(token: Option<&str>) -> SocketAddr {
     let (decoder, own, tokenizer) = byte_model();
-    let sampler = Sampler::new(decoder, Some(own), Options { slots: 4, capacity: 64 });
+    let sampler = Sampler::new(decoder, Some(own), Options { slots: 4, capacity: 64, is_plain: false });
     let server = Server::new(sampler, tokenizer, "tiny".into(), token.map(str::to_owned));
     let (ready, address) = mpsc::channel();
     std::thread::spawn(move || {
