@@ -172,6 +172,7 @@ fn judge(journal: &Path) -> Judge {
         cache,
         cores: 2,
         lanes: VERDICT_LANES,
+        compiles: false,
         step_limit: STEP_LIMIT,
     };
     let settings = Settings { limit: Duration::from_secs(60), ..Rules::strict().settings };

@@ -6,16 +6,20 @@ that one finds a difference are the tensors and gaps looked at one by one. The t
 nothing that a candidate writes can reach them. Expected outputs are never in the arena.
 """
 
+import glance
 import judge
 import quick_look
 import torch
 from arena import Layout
-from element_types import PATTERNS, bits
+from element_types import PATTERNS, as_words
 from refusal import Refusal
 
 
 RUNNER_BYTES = 1 << 30
 """Left to the process that runs the candidate: its context, its code, and what it writes to empty the caches."""
+
+LARGE_BYTES = 1 << 22
+"""Of what may only be read: copying less costs no more than filling the gaps."""
 
 KEPT_BYTES = 1 << 28
 """Results that are no larger are kept until the run with the other pattern has been judged."""
@@ -32,6 +36,7 @@ class ArgumentSet:
         self._inputs, self._state = views[:inputs_end], views[inputs_end:]
         self._gaps = layout.gaps()
         self._gap_byte = 0
+        self._is_clean = False
         self._pattern = None
         self.trial = None
         self.weights = None
@@ -56,6 +61,7 @@ class ArgumentSet:
         those of the task's probe.
         """
         self.trial = None
+        self._is_clean = False
         self.weights = weights
         task.weights.become(weights)
         for view, (_, tensor) in zip(self._state, task.state, strict=True):
@@ -73,14 +79,18 @@ class ArgumentSet:
 
     def fill(self, pattern):
         """Inputs and weights as they should be, poison everywhere else."""
-        byte = PATTERNS[pattern]
+        byte, tail = PATTERNS[pattern], self.layout.tail
+        # Found unchanged: all but the gaps is there. Whatever writes to it meanwhile is found out as ever.
+        is_there = self._is_clean and tail >= LARGE_BYTES
         if self._gap_byte != byte:
             for gap in self._gaps:
-                self.image[gap.start : min(gap.end, self.layout.tail)].fill_(byte)
+                for memory in (self.image, self.memory) if is_there else (self.image,):
+                    memory[gap.start : min(gap.end, tail)].fill_(byte)
             self._gap_byte = byte
-        self.memory[: self.layout.tail].copy_(self.image)
-        self.memory[self.layout.tail :].fill_(byte)
-        self._pattern = pattern
+        if not is_there:
+            self.memory[:tail].copy_(self.image)
+        self.memory[tail:].fill_(byte)
+        self._pattern, self._is_clean = pattern, False
 
     def judge(self):
         """The facts on what lies in the arena now."""
@@ -97,12 +107,8 @@ class ArgumentSet:
         known = self._known(results)
         if known is not None:
             return known
-        measurements = [
-            judge.Measurement(expectation, result, PATTERNS[self._pattern], earlier)
-            for expectation, result, earlier in zip(self.expectations, results, self._earlier_masks(), strict=True)
-        ]
-        damaged, *numbers = judge.fetch([self._damage(), *[row for each in measurements for row in each.rows]])
-        verdicts = self._verdicts(measurements, numbers)
+        damaged, verdicts = self._verdicts(results)
+        self._is_clean = not damaged[0]
         facts = {
             "outputs": [verdict.facts() for verdict in verdicts],
             "inputs_changed": self._changed_tensors() if damaged[0] else [],
@@ -118,25 +124,39 @@ class ArgumentSet:
         kept, self._kept = self._kept, None
         if kept is None or kept[0] == self._pattern:
             return None
-        differs = [(bits(one) != bits(other)).any() for one, other in zip(results, kept[1], strict=True)]
+        differs = [(as_words(one) != as_words(other)).any() for one, other in zip(results, kept[1], strict=True)]
         if any(judge.fetch([torch.cat([self._damage(), judge.row(*differs)])])[0]):
             return None
+        self._is_clean = True
         return {"outputs": [output | {"unwritten": 0} for output in kept[2]], "inputs_changed": [], "red_zones": []}
 
     def _earlier_masks(self):
         """Which elements held the other pattern after its run; `None` where none did, or there was no such run."""
         return self._held.get(1 - self._pattern, [None] * len(self.expectations))
 
-    def _verdicts(self, measurements, numbers):
+    def _verdicts(self, results):
+        """What a glance finds right, and what the others are by measurement; and before them what was damaged."""
+        byte, triples = PATTERNS[self._pattern], list(zip(self.expectations, results, self._earlier_masks(), strict=True))
+        comparisons = [
+            glance.at(expectation, result, byte) or judge.Measurement(expectation, result, byte, earlier)
+            for expectation, result, earlier in triples
+        ]
+        damaged, *numbers = judge.fetch([self._damage(), *[row for each in comparisons for row in each.rows]])
+        rows = [each.conclude(numbers) for each, numbers in zip(comparisons, _by_output(comparisons, numbers), strict=True)]
+        unclear = [place for place, each in enumerate(rows) if each is None]
+        for place in unclear:
+            comparisons[place] = judge.Measurement(*triples[place][:2], byte, triples[place][2])
+        measured = [comparisons[place] for place in unclear]
+        numbers = judge.fetch([row for each in measured for row in each.rows])
+        for place, each in zip(unclear, _by_output(measured, numbers), strict=True):
+            rows[place] = each
+        return damaged, self._concluded(comparisons, rows)
+
+    def _concluded(self, comparisons, rows):
         both_ran = 1 - self._pattern in self._held
-        verdicts = []
-        for measurement in measurements:
-            count = len(measurement.rows)
-            verdicts.append(judge.Verdict(measurement.expectation, numbers[:count], both_ran))
-            del numbers[:count]
+        verdicts = [judge.Verdict(each.expectation, row, both_ran) for each, row in zip(comparisons, rows, strict=True)]
         self._held[self._pattern] = [
-            measurement.held if verdict.held else None
-            for measurement, verdict in zip(measurements, verdicts, strict=True)
+            each.held if verdict.held else None for each, verdict in zip(comparisons, verdicts, strict=True)
         ]
         return verdicts
 
@@ -145,10 +165,9 @@ class ArgumentSet:
 
     def _damage(self):
         """Whether anything before the outputs changed, and whether any red zone after them did."""
-        words = bits(self.memory[: self.layout.tail].view(torch.int64)) != bits(self.image.view(torch.int64))
-        byte = PATTERNS[self._pattern]
-        gaps = [(self.memory[gap.start : gap.end] != byte).any() for gap in self._written_gaps()]
-        return judge.row(words.any(), *gaps)
+        words = as_words(self.memory[: self.layout.tail]) != as_words(self.image)
+        gaps = torch.cat([self.memory[gap.start : gap.end] for gap in self._written_gaps()])
+        return judge.row(words.any(), (gaps != PATTERNS[self._pattern]).any())
 
     def _changed_tensors(self):
         return [
@@ -165,6 +184,15 @@ class ArgumentSet:
             if len(where):
                 found += gap.damage(int(where[0]), int(where[-1]))
         return found
+
+
+def _by_output(comparisons, numbers):
+    """The rows of each."""
+    result = []
+    for each in comparisons:
+        result.append(numbers[: len(each.rows)])
+        numbers = numbers[len(each.rows) :]
+    return result
 
 
 def private_bytes(layout, spec_outputs, needs_float64):

@@ -32,6 +32,17 @@ def pattern_word(dtype, byte):
     return int.from_bytes(bytes([byte]) * dtype.itemsize, "little", signed=dtype.itemsize > 1)
 
 
+def pattern_number(dtype, byte):
+    """The same as a number of its type: NaN of 0xFF."""
+    return torch.tensor([byte] * dtype.itemsize, dtype=torch.uint8).view(dtype).double().item()
+
+
+def as_words(tensor):
+    """The tensor's bytes as the largest integers that they fill: fewer to compare."""
+    flat = tensor.reshape(-1).view(torch.uint8)
+    return flat.view(torch.int64) if flat.numel() % 8 == 0 and flat.storage_offset() % 8 == 0 else bits(tensor)
+
+
 def same_bits(first, second):
     return first.shape == second.shape and first.dtype == second.dtype and bool(torch.equal(bits(first), bits(second)))
 

@@ -22,6 +22,7 @@ loses 16, is refused. Eager's error belongs to them then: on a GPU it is that of
 """
 
 import dataclasses
+import functools
 import math
 
 import torch
@@ -106,6 +107,82 @@ def norms(values, shape, family):
     size = math.prod(values.shape[place] for place in others)
     rms = torch.linalg.vector_norm(values, dim=others, dtype=torch.float64) / math.sqrt(size)
     return rms, torch.linalg.vector_norm(values, math.inf, dim=others).double()
+
+
+def part_norms(values, shape, order):
+    """By family the norms of its parts, in float64: of order 2 (not yet divided by the elements) or infinity. The same as
+    `norms` for each family, from fewer passes over the elements: one for the blocks and one for the dimensions on either
+    side of a split; of these the norms follow as norms of norms."""
+    wanted = families(shape)
+    found, places = {}, [family for family in wanted if isinstance(family, int)]
+    if "block" in wanted:
+        found["block"] = _norm(values[: values.numel() // BLOCK * BLOCK].view(-1, BLOCK), order, [1])
+    split, from_blocks = _split(tuple(shape), tuple(places), "block" in wanted)
+    if from_blocks:
+        leading = found["block"].view(*shape[:split], -1)
+    else:
+        leading = values.view(*shape[:split], -1)
+    found |= _along(leading, [(place, place) for place in places if place < split], list(range(split)), order)
+    trailing = values.view(-1, *shape[split:])
+    kept = list(range(1, trailing.dim()))
+    found |= _along(trailing, [(place, place - split + 1) for place in places if place >= split], kept, order)
+    found[None] = _whole(values, found, places, order).reshape(1)
+    return found
+
+
+def _norm(values, order, dims):
+    return torch.linalg.vector_norm(values, order, dim=dims, dtype=torch.float64)
+
+
+def _along(values, places, kept, order):
+    """The norms for each of some dimensions, given as pairs: its name and where it is now. Where there are several, the
+    elements are read once for all dimensions in `kept`, which these are of."""
+    if len(places) > 1:
+        values = _norm(values, order, [dim for dim in range(values.dim()) if dim not in kept])
+        places = [(place, kept.index(at)) for place, at in places]
+    return {place: _norm(values, order, [dim for dim in range(values.dim()) if dim != at]) for place, at in places}
+
+
+def _whole(values, found, places, order):
+    if places:
+        return _norm(min((found[place] for place in places), key=torch.Tensor.numel), order, [0])
+    if "block" not in found:
+        return _norm(values, order, [0])
+    blocks = found["block"]
+    rest = values[blocks.numel() * BLOCK :]
+    return _norm(torch.cat([blocks, rest.double()]), order, [0])
+
+
+@functools.lru_cache(maxsize=256)
+def _split(shape, places, has_blocks):
+    """Before which dimension to split, so that the fewest numbers are read; and whether what stands before it follows from
+    the norms of blocks."""
+    count = math.prod(shape)
+
+    def cost(split):
+        before, after = (len([place for place in places if (place < split) == side]) for side in (True, False))
+        leading, trailing = math.prod(shape[:split]), math.prod(shape[split:])
+        reads = 0
+        if before and follows(split):
+            reads += count // BLOCK * before
+        elif before:
+            reads += count + (leading * before if before > 1 else 0)
+        if after:
+            reads += count + (trailing * after if after > 1 else 0)
+        return reads
+
+    def follows(split):
+        return has_blocks and math.prod(shape[split:]) % BLOCK == 0
+
+    best = min(range(len(shape) + 1), key=cost)
+    return best, follows(best)
+
+
+def _size(shape, family):
+    """The elements of a part."""
+    if family is None:
+        return math.prod(shape)
+    return BLOCK if family == "block" else math.prod(shape) // shape[family]
 
 
 def _median(values, valid):
@@ -258,19 +335,25 @@ class Bounds:
     """What errors of one output are allowed, for one draw: by family the rms and the largest of each part."""
 
     def __init__(self, kinds, dtype, shape, error, answer):
-        self._shape = shape
+        """`error` is eager's. What is not finite in it or in `answer` makes `known` not finite."""
+        self._shape = tuple(shape)
         half = dtype in HALVES
         # A half type's answer is rounded itself: half a unit in the last place, uniformly.
         floor = 0.21 * torch.finfo(dtype).eps if half else 2 * UNIT if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
         tiny = torch.finfo(dtype).smallest_normal if dtype != torch.float16 else 2.0**-24
         self.by_family, self._over_all = {}, [0.0] * len(kinds)
+        squares, peaks, sizes = (part_norms(*each) for each in ((error, shape, 2), (error, shape, math.inf), (answer, shape, 2)))
         for family in families(shape):
-            own, own_largest = norms(error, shape, family)
-            size, _ = norms(answer, shape, family)
+            root = math.sqrt(_size(shape, family))
+            own, own_largest, size = squares[family] / root, peaks[family], sizes[family] / root
             allowed = [self._of_kind(at, kind, family, own, own_largest, size, floor, tiny) for at, kind in enumerate(kinds)]
             self.by_family[family] = tuple(torch.stack(each).amax(0) for each in zip(*allowed, strict=True))
         rms, largest = self.by_family.pop(None)
         self.whole = torch.cat([rms, largest])
+        # The largest element of the answer is no smaller than the root of the mean square of any of its blocks.
+        at_least = (sizes["block"].amax(0, keepdim=True) / math.sqrt(BLOCK)) if "block" in sizes else sizes[None] / math.sqrt(math.prod(shape))
+        self.known = torch.cat([squares[None], peaks[None], sizes[None], at_least])
+        """Of eager's error the norm and the largest, of the answer the norm, and a bound from below of its largest element."""
 
     def _of_kind(self, at, kind, family, own, own_largest, size, floor, tiny):
         scale = kind.relative[family] * size
@@ -294,15 +377,38 @@ class Bounds:
 
     def parts(self, error):
         """How the parts of an error stand: by family the largest ratio to what is allowed, and where that is."""
+        return self._parts(part_norms(error, self._shape, 2), part_norms(error, self._shape, math.inf))
+
+    def compare(self, error):
+        """An error's norm, where the largest element is, and `parts`."""
+        squares, peaks = part_norms(error, self._shape, 2), part_norms(error, self._shape, math.inf)
+        return squares[None], _place_of_largest(error, peaks.get("block")), self._parts(squares, peaks)
+
+    def _parts(self, squares, peaks):
         found = []
         for family, (allowed_rms, allowed_largest) in self.by_family.items():
-            rms, largest = norms(error, self._shape, family)
-            ratio, where = torch.maximum(rms / allowed_rms, largest / allowed_largest).max(0)
+            rms = squares[family] / math.sqrt(_size(self._shape, family))
+            ratio, where = torch.maximum(rms / allowed_rms, peaks[family] / allowed_largest).max(0)
             found += [ratio.nan_to_num(nan=math.inf), where.double()]
         return found
 
     def names(self):
         return list(self.by_family)
+
+
+def _place_of_largest(values, peaks):
+    """Where the largest magnitude is, the first of equals; `peaks` are those of the blocks, which spare reading all."""
+    if peaks is None:
+        return values.abs().argmax().reshape(1)
+    # The elements after the last whole block are one more.
+    rest = values[peaks.numel() * BLOCK :]
+    block = peaks.argmax().reshape(1)
+    inside = values[: peaks.numel() * BLOCK].view(-1, BLOCK).index_select(0, block).abs().argmax().reshape(1)
+    place = block * BLOCK + inside
+    if not rest.numel():
+        return place
+    largest, last = rest.abs().max(0, keepdim=True)
+    return torch.where(largest > peaks.take(block), last + peaks.numel() * BLOCK, place)
 
 
 def study(twin, values, eager, exact, policy):

@@ -2,7 +2,11 @@
 
 Everything is computed where the tensors are, in chunks so that a large output needs no multiple of itself, and ends in
 one row of numbers for each chunk; all rows of a set come to the host together. `Expectation` is made at a draw,
-`measure` starts the comparison, `Verdict` reads its rows.
+`Measurement` starts the comparison, `Verdict` reads its rows.
+
+Most draws have finite numbers only and most answers are right, which few passes over the elements show: an expectation is
+first described as if all of it were finite, and described again if it is not; an answer is measured if `glance.py`
+does not find it right.
 """
 
 import math
@@ -64,6 +68,24 @@ class Expectation:
         self._kinds = None if self.exact or self.elementwise else kinds
         self.bounds = None
         if self._kinds:
+            self._describe_as_finite()
+        else:
+            self._describe_all()
+
+    def _describe_as_finite(self):
+        """With nothing left out: what is not finite shows in the numbers, and `settle` then wants another description."""
+        errors = torch.empty(self.total, dtype=torch.float64, device=self.eager.device)
+        for start, stop in chunks(self.total):
+            # Of two types: computed in float64.
+            torch.sub(self.eager[start:stop], self._reference[start:stop], out=errors[start:stop])
+        self.bounds = error_model.Bounds(self._kinds, self.dtype, self.shape, errors, self._reference)
+        self._is_taken_as_finite = True
+        self._rows = [self.bounds.known, self.bounds.whole]
+
+    def _describe_all(self):
+        """With what is not finite counted and left out."""
+        self._is_taken_as_finite = False
+        if self._kinds:
             # Errors and answers in one piece, for their parts.
             self._errors, self._answers = (self.empty() for _ in range(2))
         self._rows = [self._describe(start, stop) for start, stop in chunks(self.total)]
@@ -117,8 +139,24 @@ class Expectation:
         return self._rows
 
     def settle(self, rows):
-        """Takes the numbers of `pending`; from here on the yardsticks are known."""
+        """Takes the numbers of `pending`; from here on the yardsticks are known, unless there are new ones pending."""
         self._rows = []
+        if self._is_taken_as_finite:
+            self._settle_as_finite(*rows)
+        else:
+            self._settle_all(rows)
+
+    def _settle_as_finite(self, known, whole):
+        error, self.error_max, self.norm, self.least_peak = known
+        # Where the answer is larger than any error, eager is not zero.
+        if not all(map(math.isfinite, [*known, *whole])) or self.error_max >= self.least_peak:
+            self._describe_all()
+            return
+        self.allowed_rms, self.allowed_max = whole
+        self.irregular, self.nonzero = 0, True
+        self.error_rms, self.rms = error / math.sqrt(self.total), self.norm / math.sqrt(self.total)
+
+    def _settle_all(self, rows):
         if self.bounds is not None:
             *rows, whole = rows
             self.allowed_rms, self.allowed_max = whole
@@ -128,8 +166,9 @@ class Expectation:
         regular = max(1, self.total - self.irregular)
         self.error_rms = math.hypot(*columns[1]) / math.sqrt(regular)
         self.error_max = max(columns[2])
-        self.rms = math.hypot(*columns[3]) / math.sqrt(regular)
-        self.largest = max(columns[4])
+        # The answer's norm is no smaller than its largest element.
+        self.norm, self.least_peak = math.hypot(*columns[3]), max(columns[4])
+        self.rms = self.norm / math.sqrt(regular)
         self._set_limits()
 
     def _set_limits(self):
@@ -141,7 +180,7 @@ class Expectation:
         epsilon = torch.finfo(self.dtype).eps
         times = multiple(self.dtype)
         self.allowed_rms = times * max(self.error_rms, epsilon * self.rms)
-        self.allowed_max = times * max(self.error_max, epsilon * self.largest)
+        self.allowed_max = times * max(self.error_max, epsilon * self.least_peak)
 
     def check_yardstick(self):
         """A float64 forward that says something else than eager is no yardstick: anything would pass."""
@@ -155,15 +194,16 @@ class Expectation:
 
 
 def expect(policy, names, eager, references, kinds=None, picked=None):
-    """Expectations of all outputs, with one wait for the device. For each output: kinds of error_model.py, and what
+    """Expectations of all outputs, with one wait for the device, and a second where something is not finite. For each output: kinds of error_model.py, and what
     it points into (indices.py)."""
     kinds, picked = ([None] * len(names) if each is None else each for each in (kinds, picked))
     expectations = [Expectation(policy, *each) for each in zip(names, eager, references, kinds, picked, strict=True)]
-    fetched = fetch([row for expectation in expectations for row in expectation.pending()])
-    for expectation in expectations:
-        count = len(expectation.pending())
-        expectation.settle(fetched[:count])
-        del fetched[:count]
+    while pending := [expectation for expectation in expectations if expectation.pending()]:
+        fetched = fetch([row for expectation in pending for row in expectation.pending()])
+        for expectation in pending:
+            count = len(expectation.pending())
+            expectation.settle(fetched[:count])
+            del fetched[:count]
     return expectations
 
 
@@ -260,10 +300,7 @@ class Measurement:
         self._earlier = earlier
         bounds = expectation.bounds if ranges is None else None
         self._errors = None if bounds is None else expectation.empty()
-        self._excused = None
-        if expectation.picked is not None:
-            places = (each.view(expectation.shape) for each in (expectation.eager, self._got))
-            self._excused = expectation.picked.excuses(*places).reshape(-1)
+        self._excused = self._excuses()
         ranges = chunks(expectation.total) if ranges is None else ranges
         held = [self._compare_poison(start, stop) for start, stop in ranges]
         self.rows = [
@@ -273,6 +310,19 @@ class Measurement:
             # The last row is of the parts.
             self.rows.append(row(*bounds.parts(self._errors)) if bounds.by_family else self._got.new_zeros(0).double())
             self._errors = None
+
+    @staticmethod
+    def conclude(numbers):
+        """The numbers of its rows say it all."""
+        return numbers
+
+    def _excuses(self):
+        """Which indices are right though they are not eager's."""
+        picked = self.expectation.picked
+        if picked is None:
+            return None
+        places = (each.view(self.expectation.shape) for each in (self.expectation.eager, self._got))
+        return picked.excuses(*places).reshape(-1)
 
     def _compare(self, start, stop):
         """How many are wrong, how many not finite, where the worst is, the norm of the error, and whether anything is

@@ -1,6 +1,6 @@
 """The trusted side of an evaluation: it has torch, the task, its inputs and the right answers, and judges.
 
-    python reference.py --device cpu|cuda:N [--parent-pid P] [--arena-limit BYTES]
+    python reference.py --device cpu|cuda:N [--parent-pid P] [--arena-limit BYTES] [--compiler]
 
 imports torch without touching CUDA, prints one line `{"ready": true, "torch", "cuda", "python", "device"}`, and forks a
 worker for each connection: importing takes seconds, a fork milliseconds. Its standard input is a Unix socket, over which
@@ -453,6 +453,7 @@ def parse_arguments():
     parser.add_argument("--device", required=True)
     parser.add_argument("--parent-pid", type=int)
     parser.add_argument("--arena-limit", type=int)
+    parser.add_argument("--compiler", action="store_true", help="import a GPU's compiler first, once for all workers")
     return parser.parse_args()
 
 
@@ -461,7 +462,7 @@ def main():
     die_with(arguments.parent_pid)
     if not stat.S_ISSOCK(os.fstat(0).st_mode):
         sys.exit("standard input is no socket: the evaluator starts this program")
-    if arguments.device != "cpu":
+    if arguments.compiler:
         fork_server.import_gpu_compiler()
     ready = {
         "ready": True,

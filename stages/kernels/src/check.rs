@@ -8,7 +8,7 @@ use clap::{ArgMatches, Args, FromArgMatches, ValueEnum};
 use serde_json::{Map, Value, json};
 
 use crate::candidate::{Candidate, Format, without_byte_order_mark};
-use crate::evaluator::{Device, Evaluator, Settings, Setup, secret};
+use crate::evaluator::{Device, Evaluator, Settings, Setup, compiles, secret};
 use crate::fault::EvaluatorError;
 use crate::reference::{Policy, Protocol, STEP_LIMIT, Task, TaskError};
 use crate::reward::Scheme;
@@ -158,6 +158,7 @@ fn run(options: &Options, machine: &Machine) -> Result<u8, Refused> {
         // One candidate needs one lane.
         cores: 1,
         lanes: 1,
+        compiles: compiles(&settings.baselines),
         step_limit: if options.baselines.contains(&Baseline::Autotune) { STEP_LIMIT } else { IMPATIENT_STEP_LIMIT },
     };
     let evaluator = Evaluator::new(&setup)?;

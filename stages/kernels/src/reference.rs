@@ -302,10 +302,12 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 const ASK_LIMIT: Duration = Duration::from_secs(120);
 
 impl ReferenceServer {
-    /// Starts `script` (reference.py, with its modules beside it) under `python`, for `cpu` or for one GPU.
-    pub fn start(python: &Path, script: &Path, gpu: Option<&str>) -> Result<Self, EvaluatorError> {
+    /// Starts `script` (reference.py, with its modules beside it) under `python`, for `cpu` or for one GPU. With `compiles`
+    /// it imports a GPU's compiler before it is ready, once for all workers.
+    pub fn start(python: &Path, script: &Path, gpu: Option<&str>, compiles: bool) -> Result<Self, EvaluatorError> {
         let mut command = Command::new(python);
         command.arg(script).args(["--device", if gpu.is_some() { "cuda:0" } else { "cpu" }]);
+        command.args((gpu.is_some() && compiles).then_some("--compiler"));
         command.envs(SAFE_ENVIRONMENT).env("CUDA_VISIBLE_DEVICES", gpu.unwrap_or_default());
         let hint = "`make venv` makes an environment with torch; CUDA_AGENT_PYTHON names its interpreter";
         let fail = |message: String| EvaluatorError::new(message).with_hint(hint);

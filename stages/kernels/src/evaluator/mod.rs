@@ -64,6 +64,9 @@ pub struct Setup {
     pub cores: usize,
     /// At most so many lanes on one GPU: [`VERDICT_LANES`] or [`PROFILE_LANES`].
     pub lanes: usize,
+    /// Whether torch.compile will be a baseline. Without it a GPU's compiler, which takes seconds to import, is imported only
+    /// by a worker that is asked to compile after all.
+    pub compiles: bool,
     /// Of one step of a task: building it, compiling it, drawing inputs, screening it.
     pub step_limit: Duration,
 }
@@ -105,6 +108,11 @@ pub const PROFILE_LANES: usize = 12;
 /// Descriptions kept; each is a few kilobytes.
 const MAX_DESCRIBED: usize = 10_000;
 
+/// Whether any of these baselines needs a compiler.
+pub fn compiles(baselines: &[String]) -> bool {
+    baselines.iter().any(|name| name != "eager")
+}
+
 impl Evaluator {
     /// Starts the trusted processes.
     pub fn new(setup: &Setup) -> Result<Self, EvaluatorError> {
@@ -139,7 +147,8 @@ impl Evaluator {
             let script = script.as_path();
             let start = |gpu| {
                 scope.spawn(move || {
-                    Ok(ReferenceServer::start(&setup.python, script, gpu)?.with_step_limit(setup.step_limit))
+                    Ok(ReferenceServer::start(&setup.python, script, gpu, setup.compiles)?
+                        .with_step_limit(setup.step_limit))
                 })
             };
             let threads: Vec<_> = gpus.iter().copied().map(start).collect();

@@ -19,7 +19,7 @@ pub fn main() -> u8 {
     Program::main(|program| {
         let request = program.request.clone();
         let (settings, template) = (settings(&request)?, template(&request)?);
-        let evaluator = evaluator(&request, STEP_LIMIT, VERDICT_LANES)?;
+        let evaluator = evaluator(&request, STEP_LIMIT, VERDICT_LANES, &settings.baselines)?;
         let (width, told) = (evaluator.width(), Mutex::<BTreeMap<String, usize>>::default());
         program.each_row_at_once(width, |row| {
             let result = answer(&evaluator, &settings, &template, row)?;

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use cuda_agent_protocol::{ProgramError, Request};
 
 use super::{choice, device, evaluate, evaluator_on, flag, overrides};
-use crate::evaluator::{Device, VERDICT_LANES};
+use crate::evaluator::{Device, VERDICT_LANES, compiles};
 use crate::judge::{Judge, Rules};
 use crate::reference::STEP_LIMIT;
 
@@ -36,7 +36,9 @@ pub fn judge(request: &Request, taken: usize) -> Result<Judge, ProgramError> {
             Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
             journal => journal.map_err(|error| ProgramError::environment(format!("{}: {error}", path.display())))?,
         };
-        return Ok(Judge::over(evaluator_on(request, device, STEP_LIMIT, VERDICT_LANES)?, rules()?, journal));
+        let rules = rules()?;
+        let compiles = compiles(&rules.settings.baselines);
+        return Ok(Judge::over(evaluator_on(request, device, STEP_LIMIT, VERDICT_LANES, compiles)?, rules, journal));
     }
     Err(ProgramError::environment(format!("{MOST_JOURNALS} engines work on this stage here already")))
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use cuda_agent_protocol::{ProgramError, Request};
 use serde_json::Value;
 
-use crate::evaluator::{Device, Evaluator, Setup};
+use crate::evaluator::{Device, Evaluator, Setup, compiles};
 use crate::fault::EvaluatorError;
 use crate::reference::{Policy, Protocol, Task};
 use crate::reward::{Scheme, Weights};
@@ -24,8 +24,13 @@ impl From<EvaluatorError> for ProgramError {
 }
 
 /// Starts an evaluator on what the stage was given.
-fn evaluator(request: &Request, step_limit: Duration, lanes: usize) -> Result<Evaluator, ProgramError> {
-    evaluator_on(request, device(request)?, step_limit, lanes)
+fn evaluator(
+    request: &Request,
+    step_limit: Duration,
+    lanes: usize,
+    baselines: &[String],
+) -> Result<Evaluator, ProgramError> {
+    evaluator_on(request, device(request)?, step_limit, lanes, compiles(baselines))
 }
 
 fn evaluator_on(
@@ -33,6 +38,7 @@ fn evaluator_on(
     device: Device,
     step_limit: Duration,
     lanes: usize,
+    compiles: bool,
 ) -> Result<Evaluator, ProgramError> {
     let executable = std::env::current_exe();
     let executable =
@@ -45,6 +51,7 @@ fn evaluator_on(
         cache: request.state_dir.join("kernels"),
         cores: request.resources.cpu.max(1) as usize,
         lanes,
+        compiles,
         step_limit,
     };
     Ok(Evaluator::new(&setup)?)

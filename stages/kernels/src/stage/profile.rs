@@ -17,7 +17,7 @@ pub fn main() -> u8 {
     Program::main(|program| {
         let request = program.request.clone();
         let (wanted, template) = (Choice::of(&request)?, template(&request)?);
-        let evaluator = evaluator(&request, seconds(&request, "time_limit_s"), PROFILE_LANES)?;
+        let evaluator = evaluator(&request, seconds(&request, "time_limit_s"), PROFILE_LANES, &wanted.baselines)?;
         program.each_row_at_once(evaluator.width(), |row| answer(&evaluator, &wanted, &template, &row))
     })
 }
