@@ -1,7 +1,11 @@
+use std::collections::BTreeMap;
+
 use super::super::tiny_test::{FORWARD, decoder, difference, sample, values};
 use super::*;
 use crate::checkpoint::read_tensors;
 use crate::model::Head;
+
+mod formulas;
 
 fn settings() -> PpoSettings {
     PpoSettings {
@@ -39,6 +43,22 @@ fn ppo(settings: PpoSettings, actor: Decoder) -> Ppo {
     Ppo::new(settings, actor, critic, None, KlCoefficient::Fixed(0.0), rate).unwrap()
 }
 
+/// The gradient of a run's first update, by parameter; `part` is `actor` or `critic`.
+fn first_gradient(run: &Ppo, part: &str) -> BTreeMap<String, Vec<f64>> {
+    let folder = tempfile::tempdir().unwrap();
+    run.save(folder.path()).unwrap();
+    let (tensors, about) = read_tensors(&folder.path().join(format!("{part}.safetensors"))).unwrap();
+    let layout: Vec<(String, i64)> = serde_json::from_str(&about["layout"]).unwrap();
+    let mut start = 0;
+    let gradient = |(name, length)| {
+        // After one step the first moment is a tenth of the gradient.
+        let own = tensors["first"].narrow(0, start, length) * 10.0;
+        start += length;
+        (name, super::super::forward::numbers(&own))
+    };
+    layout.into_iter().map(gradient).collect()
+}
+
 /// With a uniform policy and one sample of each action, the gradient of the logits of action k is −A_k / n: the policy
 /// gradient of a bandit, in closed form.
 #[test]
@@ -64,18 +84,11 @@ fn the_first_gradient_of_a_bandit_is_the_policy_gradient() {
     let mut run = ppo(PpoSettings { group_baseline: baseline, whiten: false, adamw, ..settings() }, actor);
     run.update(&batch).unwrap();
 
-    // After one step the first moment is a tenth of the gradient.
-    let folder = tempfile::tempdir().unwrap();
-    run.save(folder.path()).unwrap();
-    let (tensors, about) = read_tensors(&folder.path().join("actor.safetensors")).unwrap();
-    let layout: Vec<(String, i64)> = serde_json::from_str(&about["layout"]).unwrap();
-    let place = layout.iter().position(|(name, _)| name == "lm_head.weight").unwrap();
-    let start: i64 = layout[..place].iter().map(|(_, length)| length).sum();
-    let found = super::super::forward::numbers(&(tensors["first"].narrow(0, start, layout[place].1) * 10.0));
+    let found = &first_gradient(&run, "actor")["lm_head.weight"];
     let hidden = super::super::forward::numbers(&hidden);
     let expected: Vec<f64> =
         rewards.iter().flat_map(|reward| hidden.iter().map(move |h| -(reward - 1.0) / 5.0 * h)).collect();
-    assert!(difference(&expected, &found) < 1e-5, "{}", difference(&expected, &found));
+    assert!(difference(&expected, found) < 1e-5, "{}", difference(&expected, found));
 }
 
 /// Prompts of three tokens; right is to say the middle one and stop.
@@ -176,7 +189,12 @@ fn one_micro_batch_of_eight_is_eight_of_one() {
 #[test]
 fn a_run_that_is_loaded_goes_on_with_the_same_bits() {
     let settings = PpoSettings { mini_batch: 3, epochs: 2, warmup_steps: 3, ..settings() };
-    let start = || ppo(settings.clone(), decoder(6, Head::Language, 1));
+    let start = || {
+        let (critic, reference) = (decoder(6, Head::Value, 11), decoder(6, Head::Language, 2));
+        let kl = KlCoefficient::Adaptive { beta: 0.1, target: 0.01, horizon: 50.0 };
+        let rate = AdaptiveRate { factor: 1.0, target: 1e-4 };
+        Ppo::new(settings.clone(), decoder(6, Head::Language, 1), Some(critic), Some(reference), kl, rate).unwrap()
+    };
     let folder = tempfile::tempdir().unwrap();
     let mut whole = start();
     for step in 0..4 {
@@ -189,12 +207,15 @@ fn a_run_that_is_loaded_goes_on_with_the_same_bits() {
     let mut resumed = start();
     resumed.load(folder.path()).unwrap();
     assert_eq!(resumed.step(), 2);
+    // Neither is what a run begins with, so it matters that they are loaded.
+    assert!(resumed.controls.kl.beta() > 0.1 && resumed.controls.rate.factor != 1.0, "{:?}", resumed.controls);
     for step in 2..4 {
         let batch = rewarded(resumed.actor(), step);
         resumed.update(&batch).unwrap();
     }
     assert_eq!(values(whole.actor()), values(resumed.actor()));
     assert_eq!(values(whole.critic().unwrap()), values(resumed.critic().unwrap()));
+    assert_eq!(whole.controls, resumed.controls);
 }
 
 #[test]
