@@ -1,19 +1,30 @@
-//! Stages with a parameter that continues: what they go on from, here and on another machine.
+//! Stages that have checkpoints: what they go on from, here and on another machine.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use crate::shared::machine;
 use crate::support::Sandbox;
-use crate::support::s3::S3Server;
+use crate::support::s3::{Bucket, S3Server};
 
-/// A kind that walks: each step adds a line, and a checkpoint has the lines so far.
+/// A kind that walks: each step adds a line, and a checkpoint has the lines so far. More steps go on from fewer.
 fn write_walk(sandbox: &Sandbox, pause: &str) {
+    write_kind(sandbox, pause, "continues: true", "");
+}
+
+/// The same where no parameter continues: more steps are another walk.
+fn write_whole_walk(sandbox: &Sandbox, pause: &str) {
+    write_kind(sandbox, pause, "min: 1", "checkpoints: true\n");
+}
+
+fn write_kind(sandbox: &Sandbox, pause: &str, steps: &str, more: &str) {
     sandbox.write(
         "kinds/walk/stage.yaml",
-        "name: my/walk\nversion: 1.0.0\nsummary: Walks.\noutputs: { out: { type: tree } }\n\
-         params: { steps: { type: integer, continues: true }, start: { type: integer, default: 0 } }\n\
-         run: [sh, walk.sh]\nsources: [walk.sh]\n",
+        &format!(
+            "name: my/walk\nversion: 1.0.0\nsummary: Walks.\noutputs: {{ out: {{ type: tree }} }}\n\
+             params: {{ steps: {{ type: integer, {steps} }}, start: {{ type: integer, default: 0 }} }}\n\
+             {more}run: [sh, walk.sh]\nsources: [walk.sh]\n"
+        ),
     );
     let script = r#"steps=$(sed 's/.*"steps":\([0-9]*\).*/\1/' request.json)
 state=$(sed 's/.*"state_dir":"\([^"]*\)".*/\1/' request.json)
@@ -122,16 +133,10 @@ fn another_machine_goes_on_from_what_was_shared() {
     assert_eq!(walk(&three, 7), 6);
 }
 
-/// The machine is lost with its disk in mid-run; what it had shared by then is gone on from.
-#[test]
-fn a_machine_that_is_lost_takes_only_the_last_steps_with_it() {
-    let bucket = S3Server::seaweed().bucket();
-    let (mut one, two) = (machine(&bucket), machine(&bucket));
-    one.variables.push(("CUDA_AGENT_CHECKPOINT_EVERY_S".into(), "0".into()));
-    write_walk(&one, "sleep 0.1");
-    write_walk(&two, "sleep 0.1");
-    // The same program is the same walk: a pause would be another.
-    let mut command = one.command(&["run", "walk.yaml", "-p", "steps=60"]);
+/// Starts 60 steps on a machine that is lost with its disk in mid-run, when it has shared something.
+fn lose(mut machine: Sandbox, bucket: &Bucket) {
+    machine.variables.push(("CUDA_AGENT_CHECKPOINT_EVERY_S".into(), "0".into()));
+    let mut command = machine.command(&["run", "walk.yaml", "-p", "steps=60"]);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let patience = Instant::now();
     while bucket.list("team/v1/checkpoints").len() < 2 {
@@ -140,8 +145,46 @@ fn a_machine_that_is_lost_takes_only_the_last_steps_with_it() {
     }
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+#[test]
+fn a_machine_that_is_lost_takes_only_the_last_steps_with_it() {
+    let bucket = S3Server::seaweed().bucket();
+    let (one, two) = (machine(&bucket), machine(&bucket));
+    // The same program is the same walk: a pause would be another.
+    [&one, &two].iter().for_each(|machine| write_walk(machine, "sleep 0.1"));
+    lose(one, &bucket);
     let after = walk(&two, 60);
     assert!((1..60).contains(&after), "{after}");
+}
+
+/// Without a parameter that continues the same work alone goes on from them, and nobody once it is done.
+#[test]
+fn checkpoints_of_the_same_work_are_shared_until_it_is_done() {
+    let bucket = S3Server::seaweed().bucket();
+    let (one, two) = (machine(&bucket), machine(&bucket));
+    [&one, &two].iter().for_each(|machine| write_whole_walk(machine, "sleep 0.1"));
+    lose(one, &bucket);
+    let shared = bucket.list("team/v1/checkpoints");
+    assert_eq!(walk(&two, 4), 0, "fewer steps are no part of more");
+    assert_eq!(bucket.list("team/v1/checkpoints"), shared, "those of the 4 steps are gone, and no others");
+    let after = walk(&two, 60);
+    assert!((1..60).contains(&after), "{after}");
+    assert!(bucket.list("team/v1/checkpoints").is_empty());
+}
+
+/// What it reached before it failed is shared, also what was told of just then.
+#[test]
+fn a_stage_that_fails_leaves_its_last_checkpoint_to_others() {
+    let bucket = S3Server::seaweed().bucket();
+    let (one, two) = (machine(&bucket), machine(&bucket));
+    // The same program on both: what it fails for is outside.
+    let trouble = tempfile::NamedTempFile::new().unwrap();
+    let fails = format!("if [ \"$step\" = 3 ] && [ -e {} ]; then exit 1; fi", trouble.path().display());
+    [&one, &two].iter().for_each(|machine| write_whole_walk(machine, &fails));
+    assert!(!one.output(&["run", "walk.yaml", "-p", "steps=5"]).status.success());
+    trouble.close().unwrap();
+    assert_eq!(walk(&two, 5), 3);
 }
 
 #[test]

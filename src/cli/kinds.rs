@@ -124,6 +124,9 @@ fn described(manifest: &Manifest) -> String {
     }
     let determinism = serde_json::to_value(manifest.determinism).expect("plain data");
     text.push_str(&format!("\ndeterminism: {}\n", determinism.as_str().unwrap_or_default()));
+    if manifest.has_checkpoints() {
+        text.push_str("checkpoints: shared\n");
+    }
     text
 }
 

@@ -269,8 +269,9 @@ fn described(pipeline: &Pipeline, index: usize, plan: &StagePlan, is_fresh: bool
     let preimage = plan.resolved.as_ref().map(|resolved| &resolved.preimage);
     if let Some(resolved) = &plan.resolved {
         text.push_str(&format!("  key      {}\n", resolved.key));
-        if let Some(base) = resolved.base {
-            text.push_str(&format!("  rows of  {base}\n"));
+        if let Some(base) = resolved.base.filter(|base| *base != resolved.key) {
+            let what = if stage.kind.by_row.is_some() { "rows of " } else { "state of" };
+            text.push_str(&format!("  {what} {base}\n"));
         }
     }
     if let Some(preimage) = preimage {

@@ -1,7 +1,8 @@
-//! What a stage with a parameter that continues goes on from: its state folder, and checkpoints in the store.
+//! What a stage that has checkpoints goes on from: its state folder, and checkpoints in the store.
 //!
-//! Values of the parameter share one state folder, by the base key. One attempt at a time has it; another one that runs
-//! beside it works in a folder of its own and starts from the store or from nothing. Checkpoints that a program tells of
+//! Values of a parameter that continues share one state folder, by the base key. One attempt at a time has it; another one
+//! that runs beside it works in a folder of its own and starts from the store or from nothing. Where no parameter continues,
+//! the base key is the key: the same work alone has the folder, as with any stage. Checkpoints that a program tells of
 //! are sent while it goes on, at most one every few minutes and the last one at its end, so that a machine that is lost
 //! takes only those minutes with it.
 
@@ -52,7 +53,7 @@ impl State {
 
 /// Takes the shared state folder where nobody else has it, and fetches what the store has beyond it.
 pub async fn begin(job: &mut Job) {
-    let (Some(base), Some(most)) = (job.resolved.base, value(job)) else { return };
+    let (Some(base), Some(most)) = (job.resolved.base, most(job)) else { return };
     let folder = job.context.folders.state.join(base.to_string());
     let opened = fs::create_dir_all(&folder).and_then(|()| File::open(&folder));
     match opened.ok().filter(|file| file.try_lock().is_ok()) {
@@ -60,7 +61,9 @@ pub async fn begin(job: &mut Job) {
             job.state.folder = Some(locked);
             sweep(&folder);
         }
-        // Where folders can't be locked, one of its own is safe.
+        // The same work is on its way in that folder, or folders can't be locked: nothing may be put into it.
+        None if base == job.resolved.key => return,
+        // One of its own is safe.
         None => {
             let message = "a stage that differs in how far it goes is at work here; this one does not go on from it";
             job.say("info".into(), message.into());
@@ -100,8 +103,9 @@ pub async fn begin(job: &mut Job) {
 /// Notes a checkpoint that the program told of, and sends it where it is time to.
 pub fn told(job: &mut Job, path: String, order: u64) {
     let wrong = |why: String| format!("a checkpoint that it told of is not shared: {why}");
-    if value(job).is_none() {
-        return job.say("warning".into(), wrong(format!("no parameter of {} continues", job.stage().kind.name)));
+    if most(job).is_none() {
+        let kind = &job.stage().kind.name;
+        return job.say("warning".into(), wrong(format!("{kind} does not say `checkpoints: true`")));
     }
     if path.is_empty() || !is_harmless(&path) || !job.state_folder().join(&path).is_dir() {
         return job.say("warning".into(), wrong(format!("{path:?} is no folder in the state folder")));
@@ -118,17 +122,32 @@ pub fn told(job: &mut Job, path: String, order: u64) {
     }
 }
 
-/// Sends what was told of last, once nothing writes to it any more. A failure is told, and nothing else: the result does
-/// not need it.
-pub async fn end(job: &mut Job) {
+/// Whether nobody goes on from its checkpoints once it has a result, since only the same work could.
+fn ends_with_the_result(job: &Job) -> bool {
+    job.resolved.base == Some(job.resolved.key) && most(job).is_some()
+}
+
+/// Sends what was told of last, once nothing writes to it any more, unless it `succeeded` and nobody needs it then. A
+/// failure is told, and nothing else: the result does not need it.
+pub async fn end(job: &mut Job, succeeded: bool) {
     if let Some(sending) = job.state.sending.take() {
         report(job, sending.await);
     }
-    if job.state.offered.is_some() {
+    if job.state.offered.is_some() && !(succeeded && ends_with_the_result(job)) {
         send(job);
         if let Some(sending) = job.state.sending.take() {
             report(job, sending.await);
         }
+    }
+}
+
+/// Takes checkpoints out of the store that nobody needs beside the result that is there now. A failure leaves them to gc.
+pub async fn forget(job: &mut Job) {
+    if !ends_with_the_result(job) || !shares(job) {
+        return;
+    }
+    if let Err(error) = job.context.store.forget_checkpoints(&job.resolved.key).await {
+        job.say("debug".into(), format!("its checkpoints stay in the store: {error}"));
     }
 }
 
@@ -190,10 +209,13 @@ fn link_all(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// How far the stage goes, where its kind has a parameter that says so.
-fn value(job: &Job) -> Option<u64> {
-    let name = job.stage().kind.continued()?;
-    job.stage().params.get(name)?.as_u64()
+/// How far a checkpoint may go that the stage goes on from, where its kind has any. Those of the same work all do.
+fn most(job: &Job) -> Option<u64> {
+    let stage = job.stage();
+    match stage.kind.continued() {
+        Some(name) => stage.params.get(name)?.as_u64(),
+        None => stage.kind.has_checkpoints().then_some(u64::MAX),
+    }
 }
 
 /// Whether checkpoints go to the store: not where it lies in the same folder as they do.

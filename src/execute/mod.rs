@@ -199,7 +199,7 @@ pub struct Job {
     pub wanted: watch::Receiver<bool>,
     /// What it has claimed, so that other runs do not make it too.
     pub leases: Vec<Lease>,
-    /// Of a stage with a parameter that continues.
+    /// Of a stage that has checkpoints.
     pub state: checkpoint::State,
     said: u32,
     progressed: Option<Instant>,

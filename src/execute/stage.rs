@@ -100,13 +100,16 @@ async fn whole(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
     while let Ok(event) = heard.try_recv() {
         notice(job, event, &mut metrics);
     }
+    let checked = check_exit(job, folder, &exit);
     // Also where it failed: what it reached is not lost. Nobody who interrupts a run waits for that.
     if *job.stop.borrow() == Stop::Go {
-        checkpoint::end(job).await;
+        checkpoint::end(job, checked.is_ok()).await;
     }
-    check_exit(job, folder, &exit)?;
+    checked?;
     let outputs = publish_outputs(job, folder, true).await?;
-    record(job, outputs, started.elapsed(), None, metrics).await
+    let record = record(job, outputs, started.elapsed(), None, metrics).await?;
+    checkpoint::forget(job).await;
+    Ok(record)
 }
 
 /// A deadline as programs are told it.

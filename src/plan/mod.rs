@@ -764,12 +764,13 @@ impl<'a> Lacks<'a> {
     }
 }
 
-/// What row results of a by-row kind are filed under, or checkpoints of a kind with a parameter that continues.
+/// What row results of a by-row kind are filed under, or checkpoints of a kind that has them: the key without the parameter
+/// that continues, all of it where none does.
 pub fn base_key(kind: &Manifest, preimage: &Preimage) -> Option<Digest> {
     let mut base = preimage.clone();
     let Some(by_row) = &kind.by_row else {
-        base.params.remove(kind.continued()?);
-        return Some(base.versioned().key());
+        kind.continued().map(|name| base.params.remove(name));
+        return kind.has_checkpoints().then(|| base.versioned().key());
     };
     let columns = &kind.inputs[&by_row.port].columns;
     let columns = columns.iter().map(|(name, column)| (name.clone(), column.to_string())).collect();

@@ -208,6 +208,10 @@ fn check_continued(manifest: &Manifest, problems: &mut Vec<Problem>) {
 
 fn check_by_row(manifest: &Manifest, problems: &mut Vec<Problem>) {
     let Some(by_row) = &manifest.by_row else { return };
+    if manifest.checkpoints {
+        let message = "a by-row kind has no checkpoints: its rows are kept one by one";
+        problems.push(Problem::new(Place::root(0).key("checkpoints"), message));
+    }
     let place = Place::root(0).key("by_row");
     let port = place.clone().key("port");
     let message = match manifest.inputs.get(&by_row.port) {

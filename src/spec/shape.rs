@@ -305,6 +305,7 @@ pub(crate) static MANIFEST: Record = Record {
         field("toolchain", Shape::Record(&TOOLCHAIN), "Versions that count in the key."),
         field("determinism", Shape::Choice(&["exact", "measured", "sampled"]), "How far two runs of a key agree."),
         field("by_row", Shape::Record(&BY_ROW), "Set where rows are independent."),
+        field("checkpoints", Shape::Boolean, "Whether another machine can go on from checkpoints of the same work."),
         required("run", WRITTEN_WORDS, "The command."),
         field("sources", WRITTEN_WORDS, "Files that make up the program."),
     ],

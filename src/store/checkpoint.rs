@@ -146,6 +146,15 @@ impl Store {
         Ok(Some(checkpoint))
     }
 
+    /// Removes the lists of a base key; their files go with the next gc.
+    pub async fn forget_checkpoints(&self, base: &Digest) -> Result<(), StoreError> {
+        let Some(tier) = self.shared() else { return Ok(()) };
+        for name in self.checkpoints(base).await? {
+            tier.delete(&name.of(base)).await?;
+        }
+        Ok(())
+    }
+
     /// Sends a file, unless it is there and young: an old one might be about to be collected.
     async fn send(&self, tier: &Tier, file: &CheckpointFile, source: &FilePath) -> Result<(), StoreError> {
         let name = blob_name(&file.blob);

@@ -522,6 +522,7 @@ fn unknown_kind() -> Arc<Manifest> {
         toolchain: Default::default(),
         determinism: Default::default(),
         by_row: None,
+        checkpoints: false,
         run: Vec::new(),
         sources: Vec::new(),
     })

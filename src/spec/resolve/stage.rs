@@ -227,6 +227,7 @@ impl Reader<'_> {
             toolchain: Default::default(),
             determinism: Default::default(),
             by_row: None,
+            checkpoints: false,
             run: Vec::new(),
             sources: self.files(files),
         }

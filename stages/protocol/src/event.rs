@@ -41,7 +41,7 @@ pub enum Event {
     Checkpoint {
         /// Relative to the state folder.
         path: String,
-        /// How far it goes, in the unit of the parameter that `continues`.
+        /// How far it goes, in the unit of the parameter that `continues` where there is one.
         order: u64,
     },
     /// The answer to a row.

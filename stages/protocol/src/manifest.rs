@@ -42,6 +42,10 @@ pub struct Manifest {
     /// Set where rows are independent.
     #[serde(default)]
     pub by_row: Option<ByRow>,
+    /// Whether the program tells of checkpoints that the same work can be gone on from elsewhere. A kind with a parameter
+    /// that continues has them without saying so.
+    #[serde(default)]
+    pub checkpoints: bool,
     /// The command: `python` stands for the project's interpreter, `cuda-agent` for this binary; other words are
     /// taken as they are, files relative to the manifest's folder.
     pub run: Vec<String>,
@@ -55,6 +59,11 @@ impl Manifest {
     /// The parameter that says how far the work goes.
     pub fn continued(&self) -> Option<&str> {
         self.params.iter().find(|(_, param)| param.continues).map(|(name, _)| name.as_str())
+    }
+
+    /// Whether its checkpoints are shared.
+    pub fn has_checkpoints(&self) -> bool {
+        self.checkpoints || self.continued().is_some()
     }
 }
 

@@ -35,7 +35,11 @@ fn pipeline() -> String {
 
 /// The digest of an output, by the engine's account.
 fn digest(folder: &Path, output: &str) -> String {
-    let text = run(folder, &["show", output, "--pipeline", &pipeline(), "--json"]);
+    digest_in(folder, output, &[])
+}
+
+fn digest_in(folder: &Path, output: &str, options: &[&str]) -> String {
+    let text = run(folder, &[&["show", output, "--pipeline", &pipeline(), "--json"], options].concat());
     let shown: serde_json::Value = serde_json::from_str(&text).unwrap();
     let port = output.rsplit('.').next().unwrap();
     shown[port]["digest"].as_str().unwrap_or_else(|| panic!("{text}")).to_owned()
@@ -95,4 +99,25 @@ fn every_stage_runs_is_cached_and_a_killed_run_reaches_the_same_model() {
     for output in ["policy.model", "policy.critic"] {
         assert_eq!(digest(whole.path(), output), digest(killed.path(), output), "{output}");
     }
+
+    // RFT goes on where a machine that was lost had come to, through a store that both have.
+    let (lost, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let shared = whole.path().join(".cuda-agent");
+    let store = format!("file://{}", shared.display());
+    let pipeline = pipeline();
+    let tuned = ["run", &pipeline, "tuned", "-p", "tuned.epochs=60", "-p", "tuned.checkpoint_every=1"];
+    let elsewhere = [&tuned[..], &["--store", &store]].concat();
+    let mut command = command(lost.path(), &elsewhere);
+    command.env("CUDA_AGENT_CHECKPOINT_EVERY_S", "0").stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    while std::fs::read_dir(shared.join("v1/checkpoints")).map_or(0, Iterator::count) == 0 {
+        assert!(child.try_wait().unwrap().is_none(), "no checkpoint was shared");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let said = run(other.path(), &elsewhere);
+    assert!(said.contains("goes on from the checkpoint"), "{said}");
+    run(killed.path(), &tuned);
+    assert_eq!(digest_in(other.path(), "tuned.model", &["--store", &store]), digest(killed.path(), "tuned.model"));
 }

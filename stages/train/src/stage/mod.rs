@@ -87,8 +87,6 @@ const CHECKPOINTS: &str = "checkpoints";
 
 /// A training run, as the loop sees it.
 trait Run {
-    /// Whether fewer steps are the beginning of more, so that its kind has a parameter that continues.
-    fn continues(&self) -> bool;
     /// Steps that were made.
     fn step(&self) -> u64;
     /// Makes one.
@@ -121,10 +119,8 @@ fn train(program: &mut Program, run: &mut dyn Run, steps: u64, checkpoint_every:
         program.send(&Event::Progress { done: step, total: Some(steps), unit: "steps".into() });
         if step.is_multiple_of(checkpoint_every.max(1)) || step == steps {
             let path = checkpoints.write(step, |folder| run.save(folder).and_then(|()| log.save(folder)))?;
-            if run.continues() {
-                let name = path.file_name().unwrap_or_default().to_string_lossy();
-                program.send(&Event::Checkpoint { path: format!("{CHECKPOINTS}/{name}"), order: step });
-            }
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            program.send(&Event::Checkpoint { path: format!("{CHECKPOINTS}/{name}"), order: step });
         }
     }
     Ok(log)

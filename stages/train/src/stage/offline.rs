@@ -76,11 +76,6 @@ impl OptimizerParams {
 }
 
 impl Run for Supervised {
-    /// The learning rate falls towards the last epoch, so more epochs are another run.
-    fn continues(&self) -> bool {
-        false
-    }
-
     fn step(&self) -> u64 {
         self.step()
     }

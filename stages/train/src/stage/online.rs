@@ -167,28 +167,22 @@ struct Online<'a> {
     last: PathBuf,
 }
 
-impl Online<'_> {
-    /// The tasks of a step: the next of a pass over those that the curriculum has reached.
-    fn tasks(&self, step: u64) -> Vec<usize> {
-        let (all, wanted) = (self.environment.len(), self.params.tasks_per_step);
-        let reached = match self.params.curriculum_steps {
-            steps if step < steps => (all as u64 * (step + 1)).div_ceil(steps) as usize,
-            _ => all,
-        };
-        let reached = reached.max(wanted.min(all));
-        let place = |index: u64| {
-            let (pass, place) = (index / reached as u64, (index % reached as u64) as usize);
-            shuffled(reached, self.params.seed as u64, pass)[place]
-        };
-        (0..wanted as u64).map(|index| place(step * wanted as u64 + index)).collect()
-    }
+/// The `wanted` tasks of a step, of `all` that are ordered by difficulty: the next of a pass over those that the curriculum
+/// has reached. They follow from the step, so that a checkpoint needs no place in the data.
+fn tasks(step: u64, all: usize, wanted: usize, curriculum_steps: u64, seed: u64) -> Vec<usize> {
+    let reached = match curriculum_steps {
+        steps if step < steps => (all as u64 * (step + 1)).div_ceil(steps) as usize,
+        _ => all,
+    };
+    let reached = reached.max(wanted.min(all));
+    let place = |index: u64| {
+        let (pass, place) = (index / reached as u64, (index % reached as u64) as usize);
+        shuffled(reached, seed, pass)[place]
+    };
+    (0..wanted as u64).map(|index| place(step * wanted as u64 + index)).collect()
 }
 
 impl Run for Online<'_> {
-    fn continues(&self) -> bool {
-        true
-    }
-
     fn step(&self) -> u64 {
         self.ppo.step()
     }
@@ -199,7 +193,8 @@ impl Run for Online<'_> {
         self.policy.sampler.update(self.ppo.actor().weights())?;
         // Each step draws anew, also where it meets a task again.
         let seed = self.params.seed.wrapping_mul(1_000_003).wrapping_add(step as i64);
-        let tasks = self.tasks(step);
+        let RolloutParams { tasks_per_step, curriculum_steps, seed: drawn_by, .. } = self.params;
+        let tasks = tasks(step, self.environment.len(), tasks_per_step, curriculum_steps, drawn_by as u64);
         let collected = self
             .environment
             .collect(&self.policy, &tasks, self.params.samples, seed)
@@ -320,4 +315,33 @@ fn note_without_critic(folder: &Path) -> Result<(), TrainError> {
     std::fs::create_dir_all(folder).map_err(TrainError::file(folder))?;
     let path = folder.join("README.md");
     std::fs::write(&path, "This algorithm has a baseline of groups, and no critic.\n").map_err(TrainError::file(&path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_task_is_drawn_once_a_pass_and_passes_differ() {
+        let drawn: Vec<usize> = (0..12).flat_map(|step| tasks(step, 9, 3, 0, 7)).collect();
+        let mut passes: Vec<Vec<usize>> = drawn.chunks(9).map(<[usize]>::to_vec).collect();
+        assert_ne!(passes[0], passes[1]);
+        for pass in &mut passes {
+            pass.sort_unstable();
+            assert_eq!(*pass, (0..9).collect::<Vec<_>>());
+        }
+        assert_ne!(tasks(0, 9, 3, 0, 8), tasks(0, 9, 3, 0, 7), "the seed counts");
+        assert_eq!(tasks(0, 2, 5, 0, 7).len(), 5, "fewer tasks than wanted come again");
+    }
+
+    #[test]
+    fn a_curriculum_reaches_further_from_step_to_step() {
+        let hardest = |step| tasks(step, 100, 8, 5, 7).into_iter().max().unwrap();
+        for step in 0..5 {
+            assert!(hardest(step) < 20 * (step as usize + 1), "{step}: {}", hardest(step));
+        }
+        let after: Vec<usize> = (5..30).flat_map(|step| tasks(step, 100, 8, 5, 7)).collect();
+        assert!((0..100).all(|task| after.contains(&task)));
+        assert!(tasks(0, 100, 40, 50, 7).into_iter().all(|task| task < 40), "as many as a step wants are within reach");
+    }
 }
