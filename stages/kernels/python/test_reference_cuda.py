@@ -182,7 +182,8 @@ def test_a_draw_and_a_judgement_are_quick(connection):
         times.append((drawn - started, time.perf_counter() - drawn))
     best = [min(column) * 1e3 for column in zip(*times, strict=True)]
     print(f"draw {best[0]:.2f} ms, judge {best[1]:.2f} ms")
-    assert sum(best) < 3, best
+    # Some hundred small launches: the model of error looks at an output by its parts.
+    assert sum(best) < 6, best
 
 
 @pytest.mark.parametrize("which", ["eager", "compile", "autotune"])

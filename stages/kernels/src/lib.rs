@@ -25,10 +25,31 @@ pub mod stage;
 pub mod task;
 pub mod verdict;
 
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+
 pub use catalog::builtin;
+use fault::EvaluatorError;
 
 /// The word that starts a child of the evaluator instead of the command line.
 pub const COMMAND: &str = "kernels";
+
+/// The variable that names the program to start children from, where this one is not fit: one that links more than they need
+/// starts slowly, and not at all in an environment that was cleared.
+pub const PROGRAM_VARIABLE: &str = "CUDA_AGENT_EVALUATOR";
+
+/// The program that children of the evaluator are: this one, unless [`PROGRAM_VARIABLE`] names another.
+pub(crate) fn own_program() -> Result<PathBuf, EvaluatorError> {
+    program_named(std::env::var_os(PROGRAM_VARIABLE), std::env::current_exe())
+}
+
+fn program_named(named: Option<OsString>, own: io::Result<PathBuf>) -> Result<PathBuf, EvaluatorError> {
+    match named.filter(|name| !name.is_empty()) {
+        Some(named) => Ok(named.into()),
+        None => own.map_err(|error| EvaluatorError::new(format!("this program's own file: {error}"))),
+    }
+}
 
 /// Runs a child of the evaluator: `runner` holds a GPU's context, `compile-worker` holds NVRTC.
 pub fn child(word: &str) -> u8 {
@@ -39,5 +60,20 @@ pub fn child(word: &str) -> u8 {
             eprintln!("error: `{COMMAND} {word}` is no part of the evaluator");
             2
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn children_are_this_program_unless_another_is_named() {
+        let own = || Ok(PathBuf::from("/bin/own"));
+        assert_eq!(program_named(None, own()).unwrap(), PathBuf::from("/bin/own"));
+        assert_eq!(program_named(Some("".into()), own()).unwrap(), PathBuf::from("/bin/own"));
+        assert_eq!(program_named(Some("/bin/other".into()), own()).unwrap(), PathBuf::from("/bin/other"));
+        let error = program_named(None, Err(io::Error::from(io::ErrorKind::NotFound))).unwrap_err();
+        assert_eq!(error.message, "this program's own file: entity not found");
     }
 }

@@ -10,6 +10,9 @@ use cuda_agent_protocol::ProgramError;
 /// The program's name.
 pub const PROGRAM: &str = "cuda-agent-train";
 
+/// `cuda_agent_kernels::PROGRAM_VARIABLE`, which this crate sees in the program alone.
+const EVALUATOR_VARIABLE: &str = "CUDA_AGENT_EVALUATOR";
+
 /// Where the program is: beside this one, or on the PATH.
 pub fn find() -> Option<PathBuf> {
     let beside = env::current_exe().ok().map(|path| path.with_file_name(PROGRAM));
@@ -63,7 +66,12 @@ fn torch_libraries(python: &Path) -> Vec<PathBuf> {
 pub(crate) fn become_stage(kind: &str) -> u8 {
     let Some(program) = find() else { return report(&missing()) };
     let python = env::var_os("CUDA_AGENT_PYTHON").map(PathBuf::from);
-    let error = command(&program, python.as_deref()).args(["stage", kind]).exec();
+    let mut command = command(&program, python.as_deref());
+    // It judges candidates, in processes that are started with few variables: without the path to libtorch they would not start.
+    if let Ok(own) = env::current_exe() {
+        command.env(EVALUATOR_VARIABLE, own);
+    }
+    let error = command.args(["stage", kind]).exec();
     report(&ProgramError::environment(format!("{}: {error}", program.display())))
 }
 
@@ -85,6 +93,12 @@ mod tests {
         let error = missing();
         assert_eq!(error.kind, "environment");
         assert!(error.hint.unwrap().contains("make train-tools"));
+    }
+
+    #[cfg(feature = "torch")]
+    #[test]
+    fn the_evaluator_reads_the_variable_that_is_set() {
+        assert_eq!(EVALUATOR_VARIABLE, cuda_agent_kernels::PROGRAM_VARIABLE);
     }
 
     #[test]

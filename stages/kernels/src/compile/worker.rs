@@ -94,10 +94,9 @@ pub struct WorkerCommand {
 }
 
 impl WorkerCommand {
-    /// This program itself, as `kernels compile-worker`.
+    /// The evaluator's own program, as `kernels compile-worker`.
     pub fn of_this_program() -> Result<Self, EvaluatorError> {
-        let program = std::env::current_exe();
-        let program = program.map_err(|error| EvaluatorError::new(format!("this program's own file: {error}")))?;
+        let program = crate::own_program()?;
         let arguments = ["kernels", "compile-worker"].map(str::to_owned).to_vec();
         Ok(Self { program, arguments, variables: Vec::new() })
     }

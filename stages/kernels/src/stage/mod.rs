@@ -40,9 +40,7 @@ fn evaluator_on(
     lanes: usize,
     compiles: bool,
 ) -> Result<Evaluator, ProgramError> {
-    let executable = std::env::current_exe();
-    let executable =
-        executable.map_err(|error| ProgramError::environment(format!("this program cannot be found: {error}")))?;
+    let executable = crate::own_program()?;
     let python = std::env::var_os("CUDA_AGENT_PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from);
     let setup = Setup {
         device,

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use crate::TrainError;
 use crate::model::{Decoder, Packed, packed_attention};
@@ -15,11 +15,8 @@ use crate::sampler::fused::{self, Fused};
 use crate::sampler::{Finish, Options, Request, Sample};
 use crate::text::{Incremental, Stop, Stopped, Tokenizer};
 
-/// Prompt tokens that are computed at once, at most (a longer prompt alone): enough that launching takes a GPU no longer than
-/// computing.
-fn prefill_tokens(device: Device) -> usize {
-    if device.is_cuda() { 32_768 } else { 8192 }
-}
+/// Prompt tokens that are computed at once, at most (a longer prompt alone). 32,768 were no quicker on an H200.
+const PREFILL_TOKENS: usize = 8192;
 
 /// What a sampler did so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -189,7 +186,7 @@ impl<L: Listener> Engine<L> {
             let source = self.active.iter().position(same);
             if source.is_none() {
                 tokens += request.prompt.len();
-                if tokens > prefill_tokens(self.decoder.options().device) && !to_compute.is_empty() {
+                if tokens > PREFILL_TOKENS && !to_compute.is_empty() {
                     break;
                 }
                 to_compute.push(self.active.len());
