@@ -1,5 +1,6 @@
 //! What a policy is asked, and what its answers are worth.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use cuda_agent_agent::episode::{Assignment, EpisodeError, Judging, Rules, Stage};
@@ -64,8 +65,8 @@ pub struct Collected {
     pub sampling_s: f64,
     /// Seconds that verdicts took, added up over episodes.
     pub judging_s: f64,
-    /// Number of last verdicts that were `correct`.
-    pub correct: usize,
+    /// Episodes by the outcome of their last verdict; `unjudged` without one.
+    pub outcomes: BTreeMap<String, usize>,
     /// Every episode as a row of a table of trajectories.
     pub rows: Vec<Value>,
 }
@@ -136,10 +137,10 @@ impl Environment {
                     EpisodeError::Judge(error) => ProgramError::from(error),
                 })?;
                 row.code.clone_from(&assignment.task.code);
-                let correct = row.last_verdict().and_then(|turn| turn.outcome.as_deref()) == Some("correct");
+                let outcome = row.last_verdict().and_then(|turn| turn.outcome.clone());
                 let (sampling_s, judging_s) = (row.sampling_s, row.judging_s);
                 let line = line(&row)?;
-                Ok(One { trajectory: episodes::trajectory(row)?, sampling_s, judging_s, correct, line })
+                Ok(One { trajectory: episodes::trajectory(row)?, sampling_s, judging_s, outcome, line })
             }
             (Task::Text(row), _) => text_episode(policy, rules, row, sample),
             (Task::Kernel(_), Kind::Expected) => unreachable!("tasks and kind are made together"),
@@ -152,7 +153,7 @@ struct One {
     trajectory: Option<Trajectory>,
     sampling_s: f64,
     judging_s: f64,
-    correct: bool,
+    outcome: Option<String>,
     line: Value,
 }
 
@@ -162,7 +163,7 @@ impl Collected {
         self.trajectories.extend(one.trajectory);
         self.sampling_s += one.sampling_s;
         self.judging_s += one.judging_s;
-        self.correct += usize::from(one.correct);
+        *self.outcomes.entry(one.outcome.unwrap_or_else(|| "unjudged".to_owned())).or_default() += 1;
         self.rows.push(one.line);
     }
 }
@@ -176,7 +177,7 @@ fn text_episode(policy: &Local, rules: &Rules, row: &Row, sample: u32) -> Result
     let completion = policy.complete(&Question { messages: &messages, prefix, sampling, key: &key })?;
     let sampled = completion.tokens.expect("the model in this process knows its tokens");
     let reward = agreement(&completion.text, expected);
-    let correct = completion.text == expected;
+    let outcome = if completion.text == expected { "correct" } else { "wrong" };
     let prompt = sampled.prompt_ids.len();
     let length = prompt + sampled.ids.len();
     let turn = |role, range: std::ops::Range<usize>, text: &str| Turn {
@@ -185,7 +186,7 @@ fn text_episode(policy: &Local, rules: &Rules, row: &Row, sample: u32) -> Result
         ..Turn::new(role, text)
     };
     let answer = Turn {
-        outcome: Some(if correct { "correct" } else { "wrong" }.to_owned()),
+        outcome: Some(outcome.to_owned()),
         reward: Some(reward),
         ..turn(Role::Assistant, prompt..length, &completion.text)
     };
@@ -214,7 +215,7 @@ fn text_episode(policy: &Local, rules: &Rules, row: &Row, sample: u32) -> Result
     };
     let line = line(&row)?;
     let (sampling_s, judging_s) = (row.sampling_s, row.judging_s);
-    Ok(One { trajectory: episodes::trajectory(row)?, sampling_s, judging_s, correct, line })
+    Ok(One { trajectory: episodes::trajectory(row)?, sampling_s, judging_s, outcome: Some(outcome.to_owned()), line })
 }
 
 fn line(row: &Episode) -> Result<Value, ProgramError> {

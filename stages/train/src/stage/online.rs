@@ -208,7 +208,11 @@ impl Run for Online<'_> {
         let rollout_s = started.elapsed().as_secs_f64();
         let mut metrics = self.ppo.update(&collected.trajectories)?;
         let mut put = |name: &str, value: f64| metrics.insert(name.to_owned(), value);
-        put("rollout/correct", collected.correct as f64 / episodes as f64);
+        let share = |outcome: &str| collected.outcomes.get(outcome).copied().unwrap_or(0) as f64 / episodes as f64;
+        put("rollout/correct", share("correct"));
+        for outcome in collected.outcomes.keys() {
+            put(&format!("rollout/outcome/{outcome}"), share(outcome));
+        }
         put("rollout/without_reward", collected.without_reward as f64 / episodes as f64);
         put("timing_s/rollout", rollout_s);
         put("timing_s/sampling_of_episodes", collected.sampling_s);

@@ -317,7 +317,7 @@ impl Ppo {
         let settings = &self.settings;
         let share = token_weights(prepared, mini_batch, settings, false);
         let device = device(critic);
-        for part in parts(prepared, mini_batch, settings) {
+        for part in parts(prepared, mini_batch, &share, settings) {
             let trajectories: Vec<&Trajectory> = part.iter().map(|(_, index)| prepared.trajectories[*index]).collect();
             let rows = Rows::new(&trajectories, device);
             let old = flat(&part, device, |_, index| old_values[index].clone());
@@ -348,9 +348,10 @@ impl Ppo {
         }
         let device = device(&self.actor);
         let beta = if settings.kl_place == KlPlace::Loss { self.controls.kl.beta() } else { 0.0 };
-        for part in parts(prepared, mini_batch, settings) {
+        for part in parts(prepared, mini_batch, &share, settings) {
             let trajectories: Vec<&Trajectory> = part.iter().map(|(_, index)| prepared.trajectories[*index]).collect();
             let rows = Rows::new(&trajectories, device);
+            updates.actor_tokens += trajectories.iter().map(|trajectory| trajectory.ids.len()).sum::<usize>();
             let old = flat(&part, device, |_, index| prepared.old[index].clone());
             let advantages = flat(&part, device, |_, index| prepared.advantages[index].clone());
             let weights = flat(&part, device, |place, _| share[place].clone());
@@ -429,11 +430,23 @@ fn token_weights(prepared: &Prepared, mini_batch: &[usize], settings: &PpoSettin
     scaled.collect()
 }
 
-/// The micro-batches of a mini-batch: for each trajectory its place in the mini-batch and its index in the batch.
-fn parts(prepared: &Prepared, mini_batch: &[usize], settings: &PpoSettings) -> Vec<Vec<(usize, usize)>> {
-    let trajectories: Vec<&Trajectory> = mini_batch.iter().map(|index| prepared.trajectories[*index]).collect();
+/// The micro-batches of a mini-batch: for each trajectory its place in the mini-batch and its index in the batch. Those without
+/// any weight are left out: in groups of equal rewards they can be nine of ten, and computing them changes nothing.
+fn parts(
+    prepared: &Prepared,
+    mini_batch: &[usize],
+    share: &[Vec<f64>],
+    settings: &PpoSettings,
+) -> Vec<Vec<(usize, usize)>> {
+    let counting: Vec<(usize, usize)> = mini_batch
+        .iter()
+        .copied()
+        .enumerate()
+        .filter(|(place, _)| share[*place].iter().any(|weight| *weight != 0.0))
+        .collect();
+    let trajectories: Vec<&Trajectory> = counting.iter().map(|(_, index)| prepared.trajectories[*index]).collect();
     let ranges = micro_batches(&trajectories, settings.forward.micro_batch_tokens);
-    ranges.into_iter().map(|range| range.map(|place| (place, mini_batch[place])).collect()).collect()
+    ranges.into_iter().map(|range| counting[range].to_vec()).collect()
 }
 
 /// The values of a micro-batch's rows, float32.
@@ -486,6 +499,8 @@ struct Updates {
     clipped_lower: Mean,
     actor_grad_norm: GradNorms,
     actor_steps: u32,
+    /// Tokens that went through the actor, prompts included.
+    actor_tokens: usize,
     critic_loss: f64,
     critic_clipped: Mean,
     critic_grad_norm: GradNorms,
@@ -506,6 +521,7 @@ impl Updates {
             put("actor/grad_norm", self.actor_grad_norm.largest);
         }
         put("actor/updates", f64::from(self.actor_steps));
+        put("actor/tokens_of_updates", self.actor_tokens as f64);
         put("actor/updates_without_signal", f64::from(self.empty));
         put("actor/updates_skipped", self.actor_grad_norm.skipped);
         if self.critic_steps > 0 {

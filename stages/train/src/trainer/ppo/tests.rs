@@ -232,10 +232,12 @@ fn what_does_not_count_changes_neither_the_actor_nor_the_denominator() {
             batch.extend((0..5).map(|sample| Trajectory { task: "equal".into(), sample, reward: 2.0, ..same.clone() }));
         }
         let metrics = run.update(&batch).unwrap();
-        (double(values(run.actor())), metrics["actor/trajectories_left_out"])
+        (double(values(run.actor())), metrics["actor/trajectories_left_out"], metrics["actor/tokens_of_updates"])
     };
-    let ((alone, none), (beside, left_out)) = (run(false), run(true));
+    let ((alone, none, tokens), (beside, left_out, same_tokens)) = (run(false), run(true));
     assert_eq!((none, left_out), (0.0, 5.0 / 13.0));
+    assert!(tokens > 0.0);
+    assert_eq!(same_tokens, tokens, "what has no weight is not computed");
     assert!(difference(&alone, &beside) < 1e-6, "{}", difference(&alone, &beside));
 }
 

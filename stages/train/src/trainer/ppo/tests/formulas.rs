@@ -289,7 +289,9 @@ fn trained(observations: &[i64], counted: bool, blinded: bool) -> [Vec<f64>; 3] 
         metrics = run.update(&batch).unwrap();
     }
     // They are counted where everything is.
-    metrics.remove("perf/total_num_tokens").unwrap();
+    for name in ["perf/total_num_tokens", "actor/tokens_of_updates"] {
+        metrics.remove(name).unwrap();
+    }
     [double(values(run.actor())), double(values(run.critic().unwrap())), metrics.into_values().collect()]
 }
 
