@@ -28,6 +28,9 @@ import tempfile
 import threading
 import time
 
+import sections
+from sections import report
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "stages/kernels/corpus"
 PARAMS = {
@@ -47,12 +50,6 @@ PARAMS = {
     "set": {},
     "sanitizer": False,
 }
-TABLE = []
-
-
-def report(name, value, bar=""):
-    TABLE.append((name, value, bar))
-    print(f"-- {name}: {value} {bar}", flush=True)
 
 
 def gpus():
@@ -502,17 +499,7 @@ def main():
     elif options.sections != ["agreement"]:
         parser.error("the other sections need a GPU")
     corpus = Corpus()
-    for name in options.sections:
-        started = time.perf_counter()
-        print(f"== {name}", flush=True)
-        try:
-            SECTIONS[name](options, corpus)
-        except (Exception, SystemExit) as error:
-            report(name, f"broke: {type(error).__name__}: {error}")
-        print(f"== {name} took {time.perf_counter() - started:.0f} s", flush=True)
-    print()
-    for name, value, bar in TABLE:
-        print(f"| {name} | {value} | {bar} |")
+    sections.run(SECTIONS, options.sections, options, corpus)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,9 @@ import subprocess
 import tempfile
 import time
 
+import sections
+from sections import report
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHAPES = {
     "0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
@@ -26,12 +29,6 @@ SHAPES = {
     "1.5b": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
              "num_key_value_heads": 2},
 }  # fmt: skip
-TABLE = []
-
-
-def report(name, value, bar=""):
-    TABLE.append((name, value, bar))
-    print(f"-- {name}: {value} {bar}", flush=True)
 
 
 def random_model(size, folder):
@@ -203,17 +200,7 @@ def main():
     parser.add_argument("sections", nargs="+", choices=SECTIONS)
     options = parser.parse_args()
     options.binary = options.binary.resolve()
-    for name in options.sections:
-        started = time.perf_counter()
-        print(f"== {name}", flush=True)
-        try:
-            SECTIONS[name](options)
-        except (Exception, SystemExit) as error:
-            report(name, f"broke: {type(error).__name__}: {str(error)[:500]}")
-        print(f"== {name} took {time.perf_counter() - started:.0f} s", flush=True)
-    print()
-    for name, value, bar in TABLE:
-        print(f"| {name} | {value} | {bar} |")
+    sections.run(SECTIONS, options.sections, options)
 
 
 if __name__ == "__main__":

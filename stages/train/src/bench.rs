@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Args, Subcommand};
+use cuda_agent_kernels::profile::trials::median;
 use serde_json::{Value, json};
 use tch::{Cuda, Device, Kind};
 
@@ -148,7 +149,7 @@ fn sampler(arguments: &SamplerArguments) -> Result<Value, TrainError> {
     }
     let statistics = sampler.statistics()?;
     drop(sampler);
-    let (took, prefill) = (median(&mut seconds), median(&mut prefills));
+    let (took, prefill) = (middle(&seconds), middle(&prefills));
     let tokens = (arguments.prompts * arguments.samples * arguments.new_tokens) as f64;
     let steps = tokens / arguments.slots.min(arguments.prompts * arguments.samples) as f64;
     Ok(json!({
@@ -254,7 +255,7 @@ fn trainer(arguments: &TrainerArguments) -> Result<Value, TrainError> {
         }
         loss = f64::try_from(&sum).unwrap_or(f64::NAN);
     }
-    let took = median(&mut seconds);
+    let took = middle(&seconds);
     let tokens = (arguments.sequences * arguments.context) as f64;
     // Of each token and weight a multiplication and an addition forwards, twice that backwards; of each pair of tokens, half of
     // which see each other, the same for scores and for values.
@@ -270,7 +271,7 @@ fn trainer(arguments: &TrainerArguments) -> Result<Value, TrainError> {
     }))
 }
 
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+/// NaN of nothing, which JSON has as null.
+fn middle(values: &[f64]) -> f64 {
+    median(values).unwrap_or(f64::NAN)
 }

@@ -61,45 +61,39 @@ fn frequencies(config: &Config) -> Tensor {
 /// counts, so that none of them sees it. Otherwise it is one call a sequence.
 pub(crate) fn packed(queries: &Tensor, keys: &Tensor, values: &Tensor, lengths: &[i64]) -> Tensor {
     let some: Vec<i64> = lengths.iter().copied().filter(|length| *length > 0).collect();
+    let heads = [queries, keys, values];
     if queries.device().is_cuda() && some.len() > 1 {
         let (longest, total) = (some.iter().max().copied().unwrap_or(0), some.iter().sum::<i64>());
         let filled = longest * some.len() as i64;
         if filled == total {
-            return together([queries, keys, values].map(Tensor::shallow_clone), some.len() as i64, longest);
+            return attend(heads.map(Tensor::shallow_clone), longest);
         }
         if filled * FILLED.1 <= total * FILLED.0 {
-            let places = |device: Device| {
-                let begins = (0..).map(|number| number * longest);
-                let places: Vec<i64> = begins.zip(&some).flat_map(|(begin, length)| begin..begin + length).collect();
-                Tensor::from_slice(&places).to_device(device)
-            };
-            let places = places(queries.device());
+            let begins = (0..).map(|number| number * longest);
+            let places: Vec<i64> = begins.zip(&some).flat_map(|(begin, length)| begin..begin + length).collect();
+            let places = Tensor::from_slice(&places).to_device(queries.device());
             let fill = |heads: &Tensor| {
                 let (_, count, width) = heads.size3().expect("heads have three dimensions");
                 heads.new_zeros([filled, count, width], (heads.kind(), heads.device())).index_copy(0, &places, heads)
             };
-            let output = together([queries, keys, values].map(fill), some.len() as i64, longest);
-            return output.index_select(0, &places);
+            return attend(heads.map(fill), longest).index_select(0, &places);
         }
     }
-    let split = |heads: &Tensor| heads.split_with_sizes(lengths, 0);
-    let parts: Vec<Tensor> = split(queries)
-        .iter()
-        .zip(split(keys))
-        .zip(split(values))
-        .filter(|((queries, _), _)| queries.numel() > 0)
-        .map(|((queries, keys), values)| attend(queries, &keys, &values, true))
-        .collect();
+    let [queries, keys, values] = heads.map(|heads| heads.split_with_sizes(&some, 0));
+    let each = queries.into_iter().zip(keys).zip(values).zip(some);
+    let parts: Vec<Tensor> =
+        each.map(|(((queries, keys), values), length)| attend([queries, keys, values], length)).collect();
     Tensor::cat(&parts, 0)
 }
 
 /// How much longer than the tokens themselves a batch may become by filling up: 3 to 2.
 const FILLED: (i64, i64) = (3, 2);
 
-/// Causal attention of `count` sequences of one length, one after another.
-fn together([queries, keys, values]: [Tensor; 3], count: i64, length: i64) -> Tensor {
+/// Causal attention of sequences that all have this length, one after another: queries `[n · length, heads, width]`, keys and
+/// values `[n · length, key_value_heads, width]` to `[n · length, heads · width]`.
+fn attend([queries, keys, values]: [Tensor; 3], length: i64) -> Tensor {
     let grouped = queries.size()[1] != keys.size()[1];
-    let first_heads = |heads: &Tensor| heads.unflatten(0, [count, length].as_slice()).transpose(1, 2);
+    let first_heads = |heads: &Tensor| heads.unflatten(0, [-1, length].as_slice()).transpose(1, 2);
     let output = Tensor::scaled_dot_product_attention::<Tensor>(
         &first_heads(&queries),
         &first_heads(&keys),
@@ -111,22 +105,4 @@ fn together([queries, keys, values]: [Tensor; 3], count: i64, length: i64) -> Te
         grouped,
     );
     output.transpose(1, 2).flatten(0, 1).flatten(1, 2)
-}
-
-/// Attention of queries `[n, heads, width]` over keys and values `[m, key_value_heads, width]`: `[n, heads · width]`.
-/// Causal: query i sees keys 0 to i, so n = m; else every query sees every key.
-fn attend(queries: &Tensor, keys: &Tensor, values: &Tensor, causal: bool) -> Tensor {
-    let first_heads = |heads: &Tensor| heads.transpose(0, 1).unsqueeze(0);
-    let grouped = queries.size()[1] != keys.size()[1];
-    let output = Tensor::scaled_dot_product_attention::<Tensor>(
-        &first_heads(queries),
-        &first_heads(keys),
-        &first_heads(values),
-        None,
-        0.0,
-        causal,
-        None,
-        grouped,
-    );
-    output.squeeze_dim(0).transpose(0, 1).flatten(1, 2)
 }

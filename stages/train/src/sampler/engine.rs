@@ -256,20 +256,14 @@ impl<L: Listener> Engine<L> {
         self.statistics.steps += 1;
         self.statistics.widest = self.statistics.widest.max(count as u64);
         let all: Vec<usize> = (0..count).collect();
-        match self.fused_step() {
-            Some(Drawn::Tokens(tokens, chosen)) => {
-                self.active.iter_mut().for_each(|one| one.cached += 1);
-                self.take(&all, tokens, chosen);
-            }
-            Some(Drawn::Logits(logits)) => {
-                self.active.iter_mut().for_each(|one| one.cached += 1);
-                self.draw(&all, &logits);
-            }
-            None => {
-                let logits = self.logits();
-                self.active.iter_mut().for_each(|one| one.cached += 1);
-                self.draw(&all, &logits);
-            }
+        let drawn = match self.fused_step() {
+            Some(drawn) => drawn,
+            None => Drawn::Logits(self.logits()),
+        };
+        self.active.iter_mut().for_each(|one| one.cached += 1);
+        match drawn {
+            Drawn::Tokens(tokens, chosen) => self.take(&all, tokens, chosen),
+            Drawn::Logits(logits) => self.draw(&all, &logits),
         }
     }
 
@@ -356,11 +350,11 @@ impl<L: Listener> Engine<L> {
     }
 }
 
-/// What a step in one launch gives.
+/// What a step gives.
 enum Drawn {
     /// Tokens and their log-probabilities.
     Tokens(Vec<i64>, Vec<f32>),
-    /// `[n, vocab]`, float32: some row is not drawn from all tokens.
+    /// `[n, vocab]`, float32: by torch's operators, or some row is not drawn from all tokens.
     Logits(Tensor),
 }
 

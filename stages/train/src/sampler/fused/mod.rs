@@ -62,7 +62,6 @@ pub(super) struct Fused {
     /// Sizes of batches, and with what each is computed.
     graphs: BTreeMap<usize, CudaGraph>,
     buffers: Buffers,
-    capacity: i64,
     rows: usize,
 }
 
@@ -153,7 +152,6 @@ impl Fused {
             weights,
             config,
             graphs: BTreeMap::new(),
-            capacity: 0,
             rows,
         }))
     }
@@ -161,7 +159,6 @@ impl Fused {
     /// Computes the last token of every row and draws the next one: tokens and their log-probabilities at the rows'
     /// temperatures. Row n is slot n of the cache.
     pub fn step(&mut self, rows: &[Row], cache: &Cache) -> Result<(Vec<i64>, Vec<f32>), TrainError> {
-        self.capacity = cache.capacity;
         self.compute(rows, cache)?;
         let count = rows.len();
         let mut words = vec![0u32; 2 * self.rows];
@@ -172,7 +169,6 @@ impl Fused {
 
     /// The same without the drawing: logits `[rows, vocabulary]`, bfloat16, valid until the next step.
     pub fn logits(&mut self, rows: &[Row], cache: &Cache) -> Result<Tensor, TrainError> {
-        self.capacity = cache.capacity;
         self.compute(rows, cache)?;
         Ok(self.buffers.logits.narrow(0, 0, rows.len() as i64))
     }
@@ -277,13 +273,13 @@ impl Fused {
                     keys,
                     values,
                 ],
-                self.capacity as i32,
+                cache.capacity as i32,
             )?;
             kernels.attend(
                 stream,
                 rows,
                 [queries, keys, values, positions, pointer(&buffers.attended), pointer(&buffers.parts)],
-                (self.capacity as i32, splits as i32, scale),
+                (cache.capacity as i32, splits as i32, scale),
             )?;
             self.products.multiply(size, &buffers.attended, &block.output, &buffers.delta, false)?;
             let norm = pointer(&block.feed_forward_norm);
