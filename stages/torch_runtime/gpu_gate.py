@@ -22,15 +22,19 @@ def lock_path(gpu):
 
 
 class Gate:
-    """`most` may compute at once; more would only wait for each other, and hold memory meanwhile."""
+    """`most` may compute at once; more would only wait for each other, and hold memory meanwhile.
 
-    def __init__(self, *, enough=3, most=9, path=None):
+    `now` is the clock by which the time is accounted for.
+    """
+
+    def __init__(self, *, enough=3, most=9, path=None, now=time.monotonic):
+        self._now = now
         self._enough, self._most = enough, most
         self._changed = threading.Condition()
         self._sharing, self._alone, self._clocks, self._closed = 0, False, 0, False
         # Of those who share: they keep their place while clocks run.
         self._paused = 0
-        self._began = self._marked = time.monotonic()
+        self._began = self._marked = now()
         self._spent = {"alone": 0.0, "shared": 0.0, "idle": 0.0}
         self._file = _open(path)
 
@@ -101,7 +105,7 @@ class Gate:
             fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def _mark(self):
-        now = time.monotonic()
+        now = self._now()
         state = "alone" if self._alone else "shared" if self._sharing else "idle"
         self._spent[state] += now - self._marked
         self._marked = now

@@ -106,12 +106,18 @@ def test_clocks_of_other_programs_are_waited_for(tmp_path):
 
 
 def test_the_time_is_accounted_for():
-    gate = Gate()
+    seconds = [0.0]
+    gate = Gate(now=lambda: seconds[0])
+
+    def passes(time):
+        seconds[0] += time
+
+    passes(1)
     gate.enter("shared", nothing)
-    time.sleep(0.02)
+    passes(4)
     gate.leave("shared")
+    passes(1)
     gate.enter("alone", nothing)
-    time.sleep(0.01)
+    passes(2)
     gate.leave("alone")
-    shares = gate.shares()
-    assert abs(sum(shares.values()) - 1) < 1e-6 and shares["shared"] > shares["alone"] > 0
+    assert gate.shares() == {"shared": 0.5, "alone": 0.25, "idle": 0.25}

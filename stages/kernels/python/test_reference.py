@@ -635,9 +635,13 @@ def test_many_tasks_on_one_connection(connection):
     for size in range(1, 20):
         code = model("x: return x + 1", f"[torch.randn({size})]")
         assert connection.ask("task", **make_task(code))["spec"]["bytes"] == 8 * size
-    started = time.perf_counter()
-    connection.ask("task", **make_task(code))
-    assert time.perf_counter() - started < 0.1
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        connection.ask("task", **make_task(code))
+        times.append(time.perf_counter() - started)
+    # A task that is loaded is not loaded again, which takes longer. The best of five: the machine may be busy.
+    assert min(times) < 0.1, times
 
 
 def test_a_crash_costs_only_its_own_worker(reference):

@@ -20,11 +20,18 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
 
-/// The longest that a clock waits for others of its kind before the gate closes for it.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// The longest that others are waited for.
+#[derive(Clone, Copy)]
+struct Patience {
+    /// A clock's for others of its kind, before the gate closes for it.
+    clock: Duration,
+    /// An untried candidate's for steps of others to end.
+    step: Duration,
+}
 
-/// The longest that an untried candidate waits for steps of others to end.
-const STEP_PATIENCE: Duration = Duration::from_millis(50);
+impl Patience {
+    const DEFAULT: Self = Self { clock: Duration::from_millis(100), step: Duration::from_millis(50) };
+}
 
 /// The gate of one GPU.
 pub struct Gate {
@@ -32,6 +39,7 @@ pub struct Gate {
     changed: Condvar,
     /// So many waiting clocks close it at once.
     enough: usize,
+    patience: Patience,
     /// Clocks of other processes on the same machine.
     file: Option<PathBuf>,
 }
@@ -82,7 +90,13 @@ impl Gate {
     /// A gate that `enough` waiting clocks close at once; clocks of other processes that name the same file are waited
     /// for too.
     pub fn new(enough: usize, file: Option<&Path>) -> Self {
-        Self { state: Mutex::default(), changed: Condvar::new(), enough, file: file.map(Path::to_owned) }
+        Self {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            enough,
+            patience: Patience::DEFAULT,
+            file: file.map(Path::to_owned),
+        }
     }
 
     /// Waits until it is open and no clock runs.
@@ -97,7 +111,7 @@ impl Gate {
 
     /// Waits until nobody else is there.
     pub fn alone(&self) -> Alone<'_> {
-        let patience_ends = Instant::now() + PATIENCE;
+        let patience_ends = Instant::now() + self.patience.clock;
         let mut state = self.lock();
         state.waiting += 1;
         while state.alone || state.sharing > 0 {
@@ -136,7 +150,7 @@ impl<'a> Shared<'a> {
 
     /// Waits until nobody else works, but no longer than others' steps should take, nor for who stands aside.
     pub fn first(&self) -> First<'a> {
-        let patience_ends = Instant::now() + STEP_PATIENCE;
+        let patience_ends = Instant::now() + self.0.patience.step;
         let mut state = self.0.lock();
         state.callers += 1;
         state.idle += 1;
@@ -246,6 +260,25 @@ mod tests {
     /// Longer than a test may take.
     const FOREVER: Duration = Duration::from_secs(600);
 
+    /// One whose patience a busy machine does not exhaust.
+    fn patient(enough: usize) -> Gate {
+        Gate { patience: Patience { clock: FOREVER, step: FOREVER }, ..Gate::new(enough, None) }
+    }
+
+    /// Waits until the others have come to it.
+    fn until(gate: &Gate, is_so: impl Fn(&State) -> bool) {
+        let start = Instant::now();
+        while !is_so(&gate.lock()) {
+            assert!(start.elapsed() < FOREVER / 10, "they never come to it");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Enough for a mistake to show on a machine that is not busy; nothing fails where it is not.
+    fn a_moment() {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+
     #[test]
     fn who_is_late_does_not_wait_for_ever_for_others_that_stand_still() {
         let gate = Gate::new(2, None);
@@ -291,7 +324,7 @@ mod tests {
 
     #[test]
     fn clocks_go_one_after_another_once_enough_of_them_wait() {
-        let gate = Gate::new(2, None);
+        let gate = patient(2);
         let order = Mutex::new(Vec::new());
         let shared = gate.share();
         std::thread::scope(|scope| {
@@ -300,16 +333,16 @@ mod tests {
                 order.lock().unwrap().push(name);
             };
             scope.spawn(move || clock("first clock"));
-            std::thread::sleep(PATIENCE / 4);
+            until(&gate, |state| state.waiting == 1);
             // One clock alone does not close it.
             drop(gate.share());
             scope.spawn(move || clock("second clock"));
-            std::thread::sleep(PATIENCE / 4);
+            until(&gate, |state| state.closed);
             scope.spawn(|| {
                 let _shared = gate.share();
                 order.lock().unwrap().push("newcomer");
             });
-            std::thread::sleep(PATIENCE / 4);
+            a_moment();
             drop(shared);
         });
         let mut order = order.into_inner().unwrap();
@@ -343,9 +376,9 @@ mod tests {
         let (late, other) = (gate.share(), gate.share());
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| drop(late.be_late(FOREVER)));
-            std::thread::sleep(std::time::Duration::from_millis(50));
+            until(&gate, |state| state.late == 1);
             let newcomer = scope.spawn(|| drop(gate.share()));
-            std::thread::sleep(std::time::Duration::from_millis(50));
+            a_moment();
             assert!(!waiting.is_finished() && !newcomer.is_finished());
             drop(other);
             waiting.join().unwrap();
@@ -360,7 +393,7 @@ mod tests {
 
     #[test]
     fn an_untried_candidate_runs_while_everybody_else_is_idle() {
-        let (gate, tries, working) = (Gate::new(2, None), AtomicI32::new(0), AtomicI32::new(0));
+        let (gate, tries, working) = (patient(2), AtomicI32::new(0), AtomicI32::new(0));
         std::thread::scope(|scope| {
             for _ in 0..6 {
                 scope.spawn(|| {
@@ -398,11 +431,14 @@ mod tests {
         let (one, other) = (gate.share(), gate.share());
         let start = Instant::now();
         assert!(!one.first().is_alone());
-        assert!(start.elapsed() >= STEP_PATIENCE);
+        assert!(start.elapsed() >= gate.patience.step);
+        drop((one, other));
+        let gate = patient(2);
+        let (one, other) = (gate.share(), gate.share());
         let aside = other.step_aside();
         let start = Instant::now();
         assert!(!one.first().is_alone());
-        assert!(start.elapsed() < STEP_PATIENCE);
+        assert!(start.elapsed() < gate.patience.step);
         drop((aside, other));
         assert!(one.first().is_alone());
     }
@@ -415,7 +451,8 @@ mod tests {
         std::thread::scope(|scope| {
             let newcomer = scope.spawn(|| drop(gate.share()));
             let waiting = scope.spawn(|| drop(other.first()));
-            std::thread::sleep(STEP_PATIENCE * 2);
+            until(&gate, |state| state.callers == 2);
+            a_moment();
             // A hang: the other must not keep it from being late.
             drop(one.be_late(FOREVER));
             assert!(!waiting.is_finished() && !newcomer.is_finished());
@@ -431,7 +468,7 @@ mod tests {
         let alone = first.alone();
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| drop(second.alone()));
-            std::thread::sleep(std::time::Duration::from_millis(50));
+            a_moment();
             assert!(!waiting.is_finished());
             drop(alone);
         });

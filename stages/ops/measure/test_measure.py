@@ -218,6 +218,15 @@ def processes_of_workers():
     return set(found)
 
 
+def workers_left(before):
+    """Those that are there beside `before` and stay: processes take a moment to end."""
+    for _ in range(200):
+        if not processes_of_workers() - before:
+            break
+        time.sleep(0.05)
+    return processes_of_workers() - before
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """Every task's answer by name, with an honest task measured after each hostile one."""
@@ -237,8 +246,7 @@ def answers(tmp_path_factory):
         found["after"][name] = driver.measure(HONEST["linear"])
     found["running"] = len(processes_of_workers() - before)
     assert driver.close() == 0
-    time.sleep(0.2)
-    found["left"] = processes_of_workers() - before
+    found["left"] = workers_left(before)
     found["files"] = sorted(path.name for path in folder.iterdir())
     return found
 
@@ -388,11 +396,7 @@ def test_a_dead_zygote_fails_the_row_and_is_replaced(tmp_path):
     assert driver.measure(HONEST["linear"])["status"] == "done"
     driver.process.kill()
     driver.process.wait()
-    for _ in range(100):
-        if not processes_of_workers() - before:
-            break
-        time.sleep(0.05)
-    assert not processes_of_workers() - before, "a zygote outlived its program"
+    assert not workers_left(before), "a zygote outlived its program"
 
 
 # What a task can leave behind in a process that goes on.
