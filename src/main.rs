@@ -9,14 +9,13 @@ use cuda_agent_builtin::{Builtin, Entry, Identity};
 use cuda_agent_protocol::PortType;
 
 /// A run over ten thousand stages makes millions of small things on several threads, and frees many of them on others: glibc's
-/// allocator takes a sixth longer for such a run. Without huge pages: clearing one takes as long as half the start of a
-/// supervisor, of which each executed stage has one.
+/// allocator takes a sixth longer for such a run.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> std::process::ExitCode {
     let arguments: Vec<std::ffi::OsString> = std::env::args_os().collect();
-    // Before anything else: a supervisor starts with every program, and must have one thread.
+    // Before anything else: supervisors are forked, and must have one thread.
     if arguments.get(1).is_some_and(|word| word == supervise::COMMAND) {
         let words: Vec<String> = arguments[2..].iter().map(|word| word.to_string_lossy().into_owned()).collect();
         std::process::exit(supervise::main(&words));

@@ -69,7 +69,6 @@ fn a_killed_engine_leaves_no_child_alive() {
             eventually("the program starts", || lives(&format!("sleep {mark}")) && lives(&format!("sleep 1{mark}")));
             engine.kill().unwrap();
             engine.wait().unwrap();
-            // The supervisor names the program among its arguments, so it counts too.
             eventually("its processes die", || !lives(mark));
         },
         |mark| format!("(setsid sleep 1{mark} &); sleep {mark}; echo ok > outputs/out"),
@@ -135,6 +134,33 @@ fn exit_statuses_and_signals_are_told_as_they_were() {
             assert!(error.contains(told), "{command}: {error}");
         }
     }
+}
+
+#[test]
+fn the_server_of_supervisors_may_be_killed_meanwhile() {
+    let mut sandbox = Sandbox::new();
+    // The parent of the program's parent, which is to be seen where there are no namespaces.
+    let kill = "read -r _ _ _ server rest < /proc/$PPID/stat; tr '\\0' ' ' < /proc/$server/cmdline > outputs/out; kill -9 $server";
+    sandbox.write(
+        "p.yaml",
+        &format!(
+            "name: p\nstages:\n  a: {{ uses: run, run: {kill:?}, outputs: {{ out: tree }} }}\n  \
+             b: {{ uses: run, inputs: {{ x: a.out }}, run: \"cp inputs/x outputs/out\", outputs: {{ out: tree }} }}\n"
+        ),
+    );
+    sandbox.variables.push(("CUDA_AGENT_NO_NAMESPACES".into(), "1".into()));
+    assert_eq!(sandbox.executed(&["p.yaml"]), ["a", "b"]);
+    sandbox.good(&["export", "b.out", "seen"]);
+    let seen = std::fs::read_to_string(sandbox.path("seen/out")).unwrap();
+    assert!(seen.ends_with("supervise serve "), "{seen}");
+}
+
+#[test]
+fn a_killed_supervisor_fails_its_stage_alone() {
+    let mut sandbox = sandbox("kill -9 $PPID; sleep 100");
+    sandbox.variables.push(("CUDA_AGENT_NO_NAMESPACES".into(), "1".into()));
+    let error = sandbox.bad(1, &["run", "p.yaml"]);
+    assert!(error.contains("a: failed: killed by SIGKILL"), "{error}");
 }
 
 #[test]

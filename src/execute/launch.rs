@@ -1,17 +1,20 @@
 //! Starting a program, and everything that goes between it and the engine while it runs.
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cuda_agent_protocol::{Event, RowInput};
 use futures::future::BoxFuture;
-use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
+use nix::fcntl::OFlag;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, watch};
@@ -85,12 +88,19 @@ pub trait Launcher: Send + Sync {
 /// Programs as processes of this machine, each under a supervisor (see [`supervise`]).
 pub struct LocalLauncher {
     supervisor: PathBuf,
+    server: Mutex<Option<Server>>,
+}
+
+/// The process that forks supervisors. It ends when this does.
+struct Server {
+    socket: OwnedFd,
+    process: std::process::Child,
 }
 
 impl LocalLauncher {
     /// Supervisors are this binary (`cuda-agent supervise`), or another that has that command.
     pub fn new(supervisor: PathBuf) -> Self {
-        Self { supervisor }
+        Self { supervisor, server: Mutex::default() }
     }
 
     /// The running executable, which stays what it is when its file is replaced.
@@ -102,41 +112,81 @@ impl LocalLauncher {
         let (control_theirs, control) = descriptors()?;
         let (events, events_theirs) = descriptors()?;
         let (output, output_theirs) = descriptors()?;
-        let mode = if namespaces_allowed(&self.supervisor) { "namespaces" } else { "plain" };
-        let mut command = std::process::Command::new(&self.supervisor);
-        command
-            .arg(supervise::COMMAND)
-            .arg(mode)
-            .arg(control_theirs.as_raw_fd().to_string())
-            .arg(events_theirs.as_raw_fd().to_string())
-            .args(&launch.command)
-            .env_clear()
-            .envs(&launch.environment)
-            .env("CUDA_AGENT_EVENTS_FD", supervise::EVENTS.to_string())
-            .current_dir(&launch.folder)
-            .stdin(if rows { Stdio::piped() } else { Stdio::null() })
-            .stdout(output_theirs.try_clone()?)
-            .stderr(output_theirs)
-            // Ctrl-C is for the engine, which ends its programs in its own way.
-            .process_group(0);
-        let child = {
-            // Descriptors that a child shall inherit must not be inherited by another one that starts meanwhile.
-            static SPAWNING: Mutex<()> = Mutex::new(());
-            let _held = SPAWNING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            inherit(&control_theirs, true)?;
-            inherit(&events_theirs, true)?;
-            let child = tokio::process::Command::from(command).spawn();
-            inherit(&control_theirs, false)?;
-            inherit(&events_theirs, false)?;
-            child?
+        let (status, status_theirs) = descriptors()?;
+        let (input_theirs, input) = match rows {
+            true => descriptors().map(|(theirs, ours)| (theirs, Some(ours)))?,
+            false => (std::fs::File::open("/dev/null")?.into(), None),
         };
+        let ends = supervise::Ends {
+            control: control_theirs,
+            events: events_theirs,
+            input: input_theirs,
+            output: output_theirs,
+            status: status_theirs,
+        };
+        self.request(&program(launch)?, &ends)?;
         Ok(Process {
-            child,
+            status: pipe::Receiver::from_owned_fd(status)?,
+            input: input.map(pipe::Sender::from_owned_fd).transpose()?,
             control: Some(control),
             events: pipe::Receiver::from_owned_fd(events)?,
             output: pipe::Receiver::from_owned_fd(output)?,
         })
     }
+
+    /// Asks the server, which the first request starts. Where it has ended, another one is started.
+    fn request(&self, program: &supervise::Program, ends: &supervise::Ends) -> io::Result<()> {
+        let mut held = self.server.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(server) = &mut *held {
+            match supervise::request(server.socket.as_fd(), program, ends) {
+                Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
+                    let _ = server.process.wait();
+                }
+                done => return done,
+            }
+        }
+        let server = held.insert(Server::start(&self.supervisor)?);
+        supervise::request(server.socket.as_fd(), program, ends)
+    }
+}
+
+impl Server {
+    fn start(supervisor: &std::path::Path) -> io::Result<Self> {
+        let (socket, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
+            .map_err(io::Error::from)?;
+        let process = std::process::Command::new(supervisor)
+            .args([supervise::COMMAND, "serve"])
+            .env_clear()
+            .stdin(theirs)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // Ctrl-C is for the engine, which ends its programs in its own way.
+            .process_group(0)
+            .spawn()?;
+        Ok(Self { socket, process })
+    }
+}
+
+fn program(launch: &Launch) -> io::Result<supervise::Program> {
+    let text = |text: &str| {
+        CString::new(text).map_err(|_| {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("there is a NUL byte in {:?}", text.replace('\0', "\u{fffd}")),
+            )
+        })
+    };
+    let mut environment = launch.environment.clone();
+    environment.insert("CUDA_AGENT_EVENTS_FD".to_owned(), supervise::EVENTS.to_string());
+    Ok(supervise::Program {
+        plain: std::env::var_os("CUDA_AGENT_NO_NAMESPACES").is_some(),
+        folder: CString::new(std::path::absolute(&launch.folder)?.as_os_str().as_bytes())?,
+        environment: environment
+            .iter()
+            .map(|(name, value)| text(&format!("{name}={value}")))
+            .collect::<Result<_, _>>()?,
+        words: launch.command.iter().map(|word| text(word)).collect::<Result<_, _>>()?,
+    })
 }
 
 /// A pipe: its reading and its writing end, neither inherited.
@@ -144,24 +194,9 @@ fn descriptors() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(nix::unistd::pipe2(OFlag::O_CLOEXEC)?)
 }
 
-fn inherit(descriptor: &OwnedFd, inherited: bool) -> io::Result<()> {
-    let flag = if inherited { FdFlag::empty() } else { FdFlag::FD_CLOEXEC };
-    fcntl(descriptor, FcntlArg::F_SETFD(flag))?;
-    Ok(())
-}
-
-/// Whether programs get namespaces of their own here; tried once.
-fn namespaces_allowed(supervisor: &Path) -> bool {
-    static ALLOWED: OnceLock<bool> = OnceLock::new();
-    *ALLOWED.get_or_init(|| {
-        let unwanted = std::env::var_os("CUDA_AGENT_NO_NAMESPACES").is_some();
-        let probe = || std::process::Command::new(supervisor).args([supervise::COMMAND, "probe"]).status();
-        !unwanted && probe().is_ok_and(|status| status.success())
-    })
-}
-
 struct Process {
-    child: tokio::process::Child,
+    status: pipe::Receiver,
+    input: Option<pipe::Sender>,
     control: Option<OwnedFd>,
     events: pipe::Receiver,
     output: pipe::Receiver,
@@ -184,11 +219,11 @@ impl Process {
         let Channels { events, rows, log, mut stop } = channels;
         let reading_events = tokio::spawn(forward_events(self.events, events));
         let reading_output = tokio::spawn(forward_output(self.output, log));
-        let feeding = rows.zip(self.child.stdin.take()).map(|(rows, stdin)| tokio::spawn(feed(rows, stdin)));
+        let feeding = rows.zip(self.input.take()).map(|(rows, stdin)| tokio::spawn(feed(rows, stdin)));
         let mut deadline = None;
         let status = loop {
             tokio::select! {
-                status = self.child.wait() => break status,
+                status = ended(&mut self.status) => break status,
                 changed = stop.changed(), if self.control.is_some() => {
                     let wanted = if changed.is_err() { Stop::Kill } else { *stop.borrow_and_update() };
                     match wanted {
@@ -212,13 +247,19 @@ impl Process {
         let _ = reading_events.await;
         let _ = reading_output.await;
         match status {
-            Ok(status) => match (status.code(), status.signal()) {
-                (Some(0), _) => Exit::Success,
-                (Some(code), _) => Exit::Code(code),
-                (None, signal) => Exit::Signal(signal.unwrap_or(0)),
-            },
-            Err(error) => Exit::NotStarted(error.to_string()),
+            Ok(0) => Exit::Success,
+            Ok(code) => Exit::Code(code),
+            Err(signal) => Exit::Signal(signal),
         }
+    }
+}
+
+/// Waits for how the program ended. A supervisor that does not say so was killed itself.
+async fn ended(status: &mut pipe::Receiver) -> Result<i32, i32> {
+    let mut bytes = [0; 4];
+    match status.read_exact(&mut bytes).await {
+        Ok(_) => supervise::ended(bytes),
+        Err(_) => Err(nix::sys::signal::Signal::SIGKILL as i32),
     }
 }
 
@@ -275,7 +316,7 @@ async fn forward_output(mut pipe: pipe::Receiver, log: Arc<Mutex<Log>>) {
     }
 }
 
-async fn feed(mut rows: mpsc::Receiver<RowInput>, mut stdin: tokio::process::ChildStdin) {
+async fn feed(mut rows: mpsc::Receiver<RowInput>, mut stdin: pipe::Sender) {
     while let Some(row) = rows.recv().await {
         let mut line = serde_json::to_vec(&row).expect("rows are plain data");
         line.push(b'\n');

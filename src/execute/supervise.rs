@@ -8,20 +8,27 @@
 //! Where the system allows, the program runs in PID and mount namespaces of its own (with its own `/proc`, which GPU
 //! drivers insist on), and the kernel does the killing. Elsewhere this process is a subreaper and looks for
 //! descendants itself; then a `kill -9` of *this* process alone leaves grandchildren behind. That is not covered.
+//!
+//! Supervisors are forked by one server an engine (`supervise serve`): starting this binary anew takes longer than all that
+//! a supervisor does. The server keeps nothing of theirs, so its end ends none of them, and the engine starts another.
 
 use std::convert::Infallible;
-use std::ffi::CString;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::mount::{MsFlags, mount};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::prctl;
-use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, killpg, sigprocmask};
+use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, kill, killpg, signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::{ForkResult, Pid, execvp, fork, pipe, read, setsid, write};
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, UnixAddr, recvmsg, sendmsg};
+use nix::unistd::{ForkResult, Pid, execvp, fork, pipe2, read, setpgid, setsid, write};
 
 /// The hidden command of the binary that runs [`main`].
 pub const COMMAND: &str = "supervise";
@@ -29,32 +36,178 @@ pub const COMMAND: &str = "supervise";
 pub const CANNOT_START: i32 = 127;
 /// Exit status of a probe where namespaces cannot be had.
 const NO_NAMESPACES: i32 = 3;
+/// How a process ended, in one number: its exit code, or this and a signal.
+const SIGNALS: i32 = 1000;
 
 /// The descriptor on which a program finds its events: one digit, since `sh` redirects to no other.
 pub const EVENTS: RawFd = 3;
 
-/// `supervise probe`, or `supervise (namespaces|plain) CONTROL_FD EVENTS_FD PROGRAM [ARGUMENT…]`.
+/// `supervise probe`, or `supervise serve` with a socket as standard input.
 pub fn main(arguments: &[String]) -> i32 {
     match arguments {
         [mode] if mode == "probe" => i32::from(!namespaces_work()) * NO_NAMESPACES,
-        [mode, control, events, program @ ..] => match (control.parse(), events.parse()) {
-            (Ok(control), Ok(events)) => {
-                let program = Program { events, words: program };
-                supervise(control, mode == "namespaces", &program).unwrap_or_else(|error| {
-                    report(&format!("the program could not be supervised: {error}"));
-                    CANNOT_START
-                })
-            }
-            _ => 2,
-        },
+        [mode] if mode == "serve" => serve().map_or_else(|error| error as i32, |()| 0),
         _ => 2,
     }
 }
 
 /// What to start.
-struct Program<'a> {
-    events: RawFd,
-    words: &'a [String],
+#[derive(Debug, PartialEq, Eq)]
+pub struct Program {
+    /// Whether it runs without namespaces of its own, even where they can be had.
+    pub plain: bool,
+    /// Where it runs.
+    pub folder: CString,
+    /// Its whole environment, `NAME=VALUE` each.
+    pub environment: Vec<CString>,
+    /// Program and arguments.
+    pub words: Vec<CString>,
+}
+
+/// What goes between the engine and a supervisor, the supervisor's ends.
+pub struct Ends {
+    /// Reading: a byte asks the program to end, and the end of the pipe kills it.
+    pub control: OwnedFd,
+    /// Where the program writes its events.
+    pub events: OwnedFd,
+    /// Its standard input.
+    pub input: OwnedFd,
+    /// Its standard output and standard error.
+    pub output: OwnedFd,
+    /// Where the supervisor writes how the program ended: four bytes, little endian (see [`ended`]).
+    pub status: OwnedFd,
+}
+
+/// How many descriptors come with a request: what to start, and [`Ends`].
+const DESCRIPTORS: usize = 6;
+
+/// Asks a server to start a program. The text travels in a file, since a message has a largest size.
+///
+/// # Errors
+/// `EPIPE` or `ECONNRESET`: the server has ended.
+pub fn request(socket: BorrowedFd, program: &Program, ends: &Ends) -> std::io::Result<()> {
+    let mut text = File::from(memfd_create(c"program", MFdFlags::MFD_CLOEXEC)?);
+    text.write_all(&program.to_bytes())?;
+    std::io::Seek::rewind(&mut text)?;
+    let Ends { control, events, input, output, status } = ends;
+    let descriptors: [RawFd; DESCRIPTORS] = [
+        text.as_raw_fd(),
+        control.as_raw_fd(),
+        events.as_raw_fd(),
+        input.as_raw_fd(),
+        output.as_raw_fd(),
+        status.as_raw_fd(),
+    ];
+    let rights = [ControlMessage::ScmRights(&descriptors)];
+    sendmsg::<UnixAddr>(socket.as_raw_fd(), &[IoSlice::new(b"P")], &rights, MsgFlags::MSG_NOSIGNAL, None)?;
+    Ok(())
+}
+
+impl Program {
+    /// Texts that end in NUL bytes: `plain` or an empty one, the folder, how many variables, variables, words.
+    fn to_bytes(&self) -> Vec<u8> {
+        let count = CString::new(self.environment.len().to_string()).expect("digits");
+        let first = [if self.plain { c"plain" } else { c"" }, &self.folder, &count];
+        let rest = self.environment.iter().chain(&self.words).map(CString::as_c_str);
+        first.into_iter().chain(rest).flat_map(CStr::to_bytes_with_nul).copied().collect()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let texts =
+            bytes.split_inclusive(|byte| *byte == 0).map(|text| Some(CStr::from_bytes_with_nul(text).ok()?.into()));
+        let mut texts = texts.collect::<Option<Vec<CString>>>()?.into_iter();
+        let plain = !texts.next()?.is_empty();
+        let folder = texts.next()?;
+        let count = texts.next()?.to_str().ok()?.parse().ok()?;
+        let environment: Vec<CString> = texts.by_ref().take(count).collect();
+        (environment.len() == count).then(|| Self { plain, folder, environment, words: texts.collect() })
+    }
+}
+
+/// Starts a supervisor for each request, until the engine is gone.
+fn serve() -> nix::Result<()> {
+    // No folder is kept busy, and no child waits to be reaped.
+    let _ = nix::unistd::chdir(c"/");
+    set_action(Signal::SIGCHLD, SigHandler::SigIgn);
+    let socket = std::io::stdin();
+    let mut namespaces = None;
+    loop {
+        let (program, ends) = match receive(socket.as_fd()) {
+            Ok(Some(received)) => received,
+            Ok(None) => return Ok(()),
+            Err(Errno::EINTR) => continue,
+            Err(error) => return Err(error),
+        };
+        // Asked for by the first program that may have them.
+        let namespaces = !program.plain && *namespaces.get_or_insert_with(|| try_apart(namespaces_work));
+        if let ForkResult::Child = fork_process()? {
+            exit_now(become_supervisor(&program, ends, namespaces))
+        }
+    }
+}
+
+/// Whether something works, tried in a process of its own.
+fn try_apart(works: impl Fn() -> bool) -> bool {
+    set_action(Signal::SIGCHLD, SigHandler::SigDfl);
+    let worked = match fork_process() {
+        Ok(ForkResult::Child) => exit_now(i32::from(!works())),
+        Ok(ForkResult::Parent { child }) => matches!(reap(child, 0), Ok(Some((_, Some(0))))),
+        Err(_) => false,
+    };
+    set_action(Signal::SIGCHLD, SigHandler::SigIgn);
+    worked
+}
+
+/// The next request; `None` where there will be none.
+fn receive(socket: BorrowedFd) -> nix::Result<Option<(Program, Ends)>> {
+    let mut byte = [0u8; 1];
+    let mut space = nix::cmsg_space!([RawFd; DESCRIPTORS]);
+    let mut into = [IoSliceMut::new(&mut byte)];
+    let message = recvmsg::<UnixAddr>(socket.as_raw_fd(), &mut into, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
+    let mut descriptors = Vec::with_capacity(DESCRIPTORS);
+    for rights in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(received) = rights {
+            descriptors.extend(received.into_iter().map(adopt));
+        }
+    }
+    let Ok([text, control, events, input, output, status]) = <[OwnedFd; DESCRIPTORS]>::try_from(descriptors) else {
+        return Ok(None);
+    };
+    let mut bytes = Vec::new();
+    File::from(text).read_to_end(&mut bytes).map_err(|_| Errno::EIO)?;
+    let program = Program::from_bytes(&bytes).ok_or(Errno::EINVAL)?;
+    Ok(Some((program, Ends { control, events, input, output, status })))
+}
+
+/// One supervisor, from its start to its end.
+fn become_supervisor(program: &Program, ends: Ends, namespaces: bool) -> i32 {
+    let Ends { control, events, input, output, status } = ends;
+    set_action(Signal::SIGCHLD, SigHandler::SigDfl);
+    let begun = || -> nix::Result<()> {
+        // Ctrl-C is for the engine, which ends its programs in its own way.
+        setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
+        place(&input, 0)?;
+        place(&output, 1)?;
+        place(&output, 2)?;
+        drop((input, output));
+        set_environment(&program.environment);
+        nix::unistd::chdir(program.folder.as_c_str())
+    };
+    let ended = begun().and_then(|()| supervise(control, events, namespaces, program)).unwrap_or_else(|error| {
+        report(&format!("the program could not be supervised: {error}"));
+        CANNOT_START
+    });
+    // Last of all: the engine then waits for nothing but the ends of the pipes.
+    let _ = write(&status, &ended.to_le_bytes());
+    0
+}
+
+/// How a program ended, as its supervisor wrote it: an exit code or a signal.
+pub fn ended(status: [u8; 4]) -> Result<i32, i32> {
+    match i32::from_le_bytes(status) {
+        code if code < SIGNALS => Ok(code),
+        signal => Err(signal - SIGNALS),
+    }
 }
 
 /// Tries it in a child, since a process cannot leave a namespace again.
@@ -86,9 +239,7 @@ fn mount_proc() -> nix::Result<()> {
     mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>)
 }
 
-fn supervise(control: RawFd, namespaces: bool, program: &Program) -> nix::Result<i32> {
-    let control = adopt(control);
-    fcntl(&control, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+fn supervise(control: OwnedFd, events: OwnedFd, namespaces: bool, program: &Program) -> nix::Result<i32> {
     prctl::set_child_subreaper(true)?;
     let watched = watched_signals();
     let mut before = SigSet::empty();
@@ -97,19 +248,18 @@ fn supervise(control: RawFd, namespaces: bool, program: &Program) -> nix::Result
     if namespaces {
         enter_namespaces()?;
     }
-    let (status_in, status_out) = pipe()?;
+    let (status_in, status_out) = pipe2(OFlag::O_CLOEXEC)?;
     let child = match fork_process()? {
         ForkResult::Child => {
             drop((control, status_in, signals));
-            if namespaces { init(&before, &status_out, program) } else { start(&before, program) }
+            if namespaces { init(&before, &status_out, &events, program) } else { start(&before, &events, program) }
         }
         ForkResult::Parent { child } => child,
     };
-    drop(status_out);
+    drop((status_out, events));
     let status = watch(&control, &signals, child, namespaces)?;
     sweep();
-    let status = if namespaces { read_status(&status_in).unwrap_or(status) } else { status };
-    Ok(pass_on(status))
+    Ok(if namespaces { read_status(&status_in).unwrap_or(status) } else { status })
 }
 
 fn watched_signals() -> SigSet {
@@ -119,12 +269,12 @@ fn watched_signals() -> SigSet {
     set
 }
 
-/// How a process ended, in one number: an exit code, or 1000 and a signal. `None` for one that has only stopped.
+/// How a process ended, in one number (see [`SIGNALS`]). `None` for one that has only stopped.
 fn number(status: i32) -> Option<i32> {
     use nix::libc::{WEXITSTATUS, WIFEXITED, WIFSIGNALED, WTERMSIG};
     match status {
         status if WIFEXITED(status) => Some(WEXITSTATUS(status)),
-        status if WIFSIGNALED(status) => Some(1000 + WTERMSIG(status)),
+        status if WIFSIGNALED(status) => Some(SIGNALS + WTERMSIG(status)),
         _ => None,
     }
 }
@@ -178,7 +328,7 @@ fn watch(control: &OwnedFd, signals: &SignalFd, child: Pid, namespaces: bool) ->
                     let _ = kill(child, Signal::SIGKILL);
                     // The sweep reaps the child with all others, so there is nothing left to wait for.
                     sweep();
-                    return Ok(1000 + Signal::SIGKILL as i32);
+                    return Ok(SIGNALS + Signal::SIGKILL as i32);
                 }
                 Ok(_) => terminate(child, namespaces),
             }
@@ -195,13 +345,13 @@ fn terminate(child: Pid, namespaces: bool) {
 }
 
 /// Process 1 of the program's namespace: starts it, reaps orphans, and ends with it; then the kernel kills the rest.
-fn init(mask: &SigSet, status: &OwnedFd, program: &Program) -> ! {
+fn init(mask: &SigSet, status: &OwnedFd, events: &OwnedFd, program: &Program) -> ! {
     let outcome = || -> nix::Result<Infallible> {
         prctl::set_pdeathsig(Signal::SIGKILL)?;
         mount_proc()?;
         let signals = watched_signals();
         let child = match fork_process()? {
-            ForkResult::Child => start(mask, program),
+            ForkResult::Child => start(mask, events, program),
             ForkResult::Parent { child } => child,
         };
         loop {
@@ -220,21 +370,21 @@ fn init(mask: &SigSet, status: &OwnedFd, program: &Program) -> ! {
 }
 
 /// Becomes the program, in a session of its own.
-fn start(mask: &SigSet, program: &Program) -> ! {
+fn start(mask: &SigSet, events: &OwnedFd, program: &Program) -> ! {
     let outcome = || -> Result<Infallible, String> {
         let fail = |error: Errno| error.desc().to_owned();
         prctl::set_pdeathsig(Signal::SIGKILL).map_err(fail)?;
         setsid().map_err(fail)?;
-        restore_broken_pipe();
+        // std ignores it, and an ignored signal is inherited by programs.
+        set_action(Signal::SIGPIPE, SigHandler::SigDfl);
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(mask), None).map_err(fail)?;
-        place_events(program.events).map_err(fail)?;
-        let words: Result<Vec<CString>, _> = program.words.iter().map(|word| CString::new(word.as_str())).collect();
-        let words = words.map_err(|_| "a word of the command has a NUL byte".to_owned())?;
-        let first = words.first().ok_or("the command is empty")?;
-        execvp(first, &words).map_err(fail)
+        place(events, EVENTS).map_err(fail)?;
+        let first = program.words.first().ok_or("the command is empty")?;
+        execvp(first, &program.words).map_err(fail)
     };
     let Err(error) = outcome();
-    report(&format!("{}: {error}", program.words.first().map_or("", String::as_str)));
+    let first = program.words.first().map(|word| word.to_string_lossy());
+    report(&format!("{}: {error}", first.unwrap_or_default()));
     exit_now(CANNOT_START)
 }
 
@@ -285,7 +435,6 @@ fn parent_of(pid: i32) -> Option<i32> {
 
 /// Into the program's log; where nobody reads that any more, `eprintln` would panic.
 fn report(message: &str) {
-    use std::io::Write;
     let _ = writeln!(std::io::stderr(), "{message}");
 }
 
@@ -294,55 +443,44 @@ fn read_status(pipe: &OwnedFd) -> Option<i32> {
     (read(pipe, &mut bytes) == Ok(4)).then(|| i32::from_le_bytes(bytes))
 }
 
-/// Ends as the program ended: where a signal killed it, by the same signal.
-fn pass_on(status: i32) -> i32 {
-    if status < 1000 {
-        return status;
-    }
-    // No second core dump of a process that did nothing wrong.
-    let _ = prctl::set_dumpable(false);
-    let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
-    die_by(status - 1000);
-    128 + status - 1000
-}
-
 #[expect(unsafe_code, reason = "fork is safe here: this process has one thread")]
 fn fork_process() -> nix::Result<ForkResult> {
     // SAFETY: the supervisor never starts a thread, so the child may run any code.
     unsafe { fork() }
 }
 
-#[expect(unsafe_code, reason = "the engine opened this descriptor for this process alone")]
+#[expect(unsafe_code, reason = "the message brought this descriptor to this process alone")]
 fn adopt(descriptor: RawFd) -> OwnedFd {
-    // SAFETY: the number comes from the engine, which left the descriptor open for us; nobody else here uses it.
+    // SAFETY: the system has just opened it for us; nobody else here uses it.
     unsafe { OwnedFd::from_raw_fd(descriptor) }
 }
 
-#[expect(unsafe_code, reason = "a descriptor known by its number; whatever had the new number is not ours any more")]
-fn place_events(events: RawFd) -> nix::Result<()> {
-    if events == EVENTS {
-        return Ok(());
+/// Makes a descriptor known by that number, to programs that are started too; whatever had the number is not ours any more.
+#[expect(unsafe_code, reason = "a descriptor known by its number")]
+fn place(descriptor: &OwnedFd, number: RawFd) -> nix::Result<()> {
+    if descriptor.as_raw_fd() == number {
+        return fcntl(descriptor, FcntlArg::F_SETFD(FdFlag::empty())).map(drop);
     }
-    // SAFETY: both are numbers to the system, and this process becomes another program right after.
-    let moved = unsafe { nix::libc::dup2(events, EVENTS) };
-    Errno::result(moved)?;
-    // SAFETY: the old number is of no more use.
-    Errno::result(unsafe { nix::libc::close(events) }).map(drop)
+    // SAFETY: both are numbers to the system. Nobody here owns the new one: the first three are std's, which never closes
+    // them, and the events' is taken by a process that becomes another program right after.
+    Errno::result(unsafe { nix::libc::dup2(descriptor.as_raw_fd(), number) }).map(drop)
 }
 
-#[expect(unsafe_code, reason = "std ignores SIGPIPE, and an ignored signal is inherited by programs")]
-fn restore_broken_pipe() {
-    // SAFETY: the default action is no handler.
-    let _ = unsafe { nix::sys::signal::signal(Signal::SIGPIPE, nix::sys::signal::SigHandler::SigDfl) };
-}
-
-#[expect(unsafe_code, reason = "nix knows no real-time signals")]
-fn die_by(signal: i32) {
-    // SAFETY: the default action is no handler, and raising a signal touches no memory. A number that is no signal is refused.
+#[expect(unsafe_code, reason = "a process of one thread, whose environment nobody reads meanwhile")]
+fn set_environment(variables: &[CString]) {
+    // SAFETY: the system keeps the texts themselves, and the program lives as long as this process.
     unsafe {
-        nix::libc::signal(signal, nix::libc::SIG_DFL);
-        nix::libc::raise(signal);
+        nix::libc::clearenv();
+        for variable in variables {
+            nix::libc::putenv(variable.as_ptr().cast_mut());
+        }
     }
+}
+
+#[expect(unsafe_code, reason = "signals' actions are set by a call that could name a handler")]
+fn set_action(which: Signal, action: SigHandler) {
+    // SAFETY: ignoring a signal and its default action are no handlers.
+    let _ = unsafe { signal(which, action) };
 }
 
 /// Without the parent's buffers and destructors.
@@ -350,4 +488,40 @@ fn die_by(signal: i32) {
 fn exit_now(code: i32) -> ! {
     // SAFETY: `_exit` only ends the process.
     unsafe { nix::libc::_exit(code) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn text() -> impl Strategy<Value = CString> {
+        proptest::collection::vec(1u8.., 0..20).prop_map(|bytes| CString::new(bytes).expect("no NUL byte"))
+    }
+
+    fn texts() -> impl Strategy<Value = Vec<CString>> {
+        proptest::collection::vec(text(), 0..6)
+    }
+
+    proptest! {
+        #[test]
+        fn a_request_arrives_as_it_was_sent(plain in any::<bool>(), folder in text(), environment in texts(), words in texts()) {
+            let program = Program { plain, folder, environment, words };
+            prop_assert_eq!(Program::from_bytes(&program.to_bytes()), Some(program));
+        }
+
+        #[test]
+        fn a_request_cut_short_is_none_or_another(bytes in proptest::collection::vec(0u8..3, 0..30)) {
+            let _ = Program::from_bytes(&bytes);
+        }
+    }
+
+    #[test]
+    fn exits_and_signals_are_told_apart() {
+        assert_eq!(
+            [0, 127, 255, SIGNALS + 9].map(|number| ended(number.to_le_bytes())),
+            [Ok(0), Ok(127), Ok(255), Err(9)]
+        );
+    }
 }
