@@ -152,6 +152,8 @@ def no_op(folder, tool, count, repeats):
     """Median seconds of a run that executes nothing, and its peak memory."""
     path = project(folder, tool, count)
     tool.bring_up_to_date(path)
+    # What was written goes to the disk now, in nobody's time.
+    os.sync()
     runs = [run(tool.command(), path) for _ in range(repeats)]
     # The project stays: ext4 places new files slowly for a while after thousands were deleted, which would be charged to
     # whatever is timed next. The temporary folder goes at the end.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use cuda_agent_protocol::Manifest;
 
@@ -52,12 +52,21 @@ pub enum ProgramFiles {
 /// The kinds that a pipeline can name.
 #[derive(Clone, Debug, Default)]
 pub struct Catalog {
-    kinds: BTreeMap<String, Arc<Kind>>,
+    kinds: BTreeMap<String, Entry>,
 }
+
+/// A kind, loaded when it is first asked for: most commands need few of those that are built in.
+#[derive(Clone, Debug)]
+struct Entry {
+    origin: String,
+    kind: Arc<LazyLock<Arc<Kind>, Load>>,
+}
+
+type Load = Box<dyn FnOnce() -> Arc<Kind> + Send>;
 
 impl spec::Catalog for Catalog {
     fn get(&self, name: &str) -> Option<Arc<Manifest>> {
-        self.kinds.get(name).map(|kind| kind.manifest.clone())
+        self.kind(name).map(|kind| kind.manifest.clone())
     }
 
     fn names(&self) -> Vec<String> {
@@ -90,26 +99,41 @@ pub enum CatalogError {
 }
 
 impl Catalog {
-    /// Adds a built-in kind.
+    /// Adds a built-in kind, whose manifest is read when it is first asked for.
+    ///
+    /// # Panics
+    /// When it is asked for and its manifest is wrong or has another name: that is a mistake in this program.
     pub fn add_builtin(
         &mut self,
-        manifest: &str,
-        origin: &str,
-        identity: ProgramIdentity,
+        name: &str,
+        manifest: &'static str,
+        origin: String,
+        identity: impl FnOnce() -> ProgramIdentity + Send + 'static,
         program: ProgramFiles,
     ) -> Result<(), CatalogError> {
-        let manifest = spec::parse_manifest(manifest, Path::new(origin)).map_err(CatalogError::Manifest)?;
-        let (executable, origin) = (BTreeSet::new(), origin.to_owned());
-        self.add(Kind { manifest: Arc::new(manifest), identity, executable, program, origin })
+        let (expected, place) = (name.to_owned(), origin.clone());
+        let load = move || {
+            let manifest = spec::parse_manifest(manifest, Path::new(&place));
+            let manifest = manifest.unwrap_or_else(|errors| panic!("a built-in kind:\n{}", errors.render(false)));
+            assert_eq!(manifest.name, expected, "{place}: the name of a built-in kind");
+            let (manifest, executable) = (Arc::new(manifest), BTreeSet::new());
+            Arc::new(Kind { manifest, identity: identity(), executable, program, origin: place })
+        };
+        self.add_entry(name.to_owned(), Entry { origin, kind: Arc::new(LazyLock::new(Box::new(load))) })
     }
 
     /// Adds a kind.
     pub fn add(&mut self, kind: Kind) -> Result<(), CatalogError> {
-        let name = kind.manifest.name.clone();
+        let (name, origin) = (kind.manifest.name.clone(), kind.origin.clone());
+        let load: Load = Box::new(move || Arc::new(kind));
+        self.add_entry(name, Entry { origin, kind: Arc::new(LazyLock::new(load)) })
+    }
+
+    fn add_entry(&mut self, name: String, entry: Entry) -> Result<(), CatalogError> {
         if let Some(other) = self.kinds.get(&name) {
-            return Err(CatalogError::Duplicate { name, first: other.origin.clone(), second: kind.origin });
+            return Err(CatalogError::Duplicate { name, first: other.origin.clone(), second: entry.origin });
         }
-        self.kinds.insert(name, Arc::new(kind));
+        self.kinds.insert(name, entry);
         Ok(())
     }
 
@@ -128,12 +152,12 @@ impl Catalog {
 
     /// A kind by name.
     pub fn kind(&self, name: &str) -> Option<&Arc<Kind>> {
-        self.kinds.get(name)
+        self.kinds.get(name).map(|entry| &**entry.kind)
     }
 
     /// Every kind, by name.
     pub fn kinds(&self) -> impl Iterator<Item = &Arc<Kind>> {
-        self.kinds.values()
+        self.kinds.values().map(|entry| &**entry.kind)
     }
 }
 

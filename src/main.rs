@@ -60,18 +60,18 @@ fn add(catalog: &mut Catalog) -> Result<(), CatalogError> {
 }
 
 fn add_kind(catalog: &mut Catalog, kind: Builtin) -> Result<(), CatalogError> {
-    let identity = match kind.identity {
+    let program = match kind.entry {
+        Entry::Rust(_) => ProgramFiles::None,
+        Entry::Files { files, folder } => ProgramFiles::Embedded { files, folder: folder.to_owned() },
+    };
+    let identity = || match kind.identity {
         Identity::Version(version) => ProgramIdentity::Version(version),
         Identity::Sources(sources) => {
             let digest = |text: String| text.parse::<Digest>().expect("the build script writes digests");
             ProgramIdentity::Files(sources.into_iter().map(|(path, text)| (path, digest(text))).collect())
         }
     };
-    let program = match kind.entry {
-        Entry::Rust(_) => ProgramFiles::None,
-        Entry::Files { files, folder } => ProgramFiles::Embedded { files, folder: folder.to_owned() },
-    };
-    catalog.add_builtin(kind.manifest, &kind.manifest_path, identity, program)
+    catalog.add_builtin(kind.name, kind.manifest, kind.manifest_path, identity, program)
 }
 
 fn program(name: &str) -> Option<u8> {

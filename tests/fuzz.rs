@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cuda_agent::artifact::{Artifact, tree};
-use cuda_agent::catalog::{Catalog, ProgramFiles};
+use cuda_agent::catalog::Catalog;
 use cuda_agent::digest::Digest;
 use cuda_agent::execute::attempt;
 use cuda_agent::key::{Preimage, ProgramIdentity};
@@ -327,7 +327,7 @@ fn pipelines() -> Vec<Vec<u8>> {
 
 fn catalog() -> Catalog {
     let mut catalog = Catalog::default();
-    catalog.add_builtin(ROWS, "rows", ProgramIdentity::Version("1".into()), ProgramFiles::None).unwrap();
+    crate::support::add_kind(&mut catalog, ROWS, ProgramIdentity::Version("1".into()));
     catalog
 }
 

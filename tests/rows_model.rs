@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use cuda_agent::Folders;
 use cuda_agent::artifact::{json, table};
-use cuda_agent::catalog::{Catalog, ProgramFiles};
+use cuda_agent::catalog::Catalog;
 use cuda_agent::event::{RunEvent, Subscriber};
 use cuda_agent::execute::launch::{Channels, Exit, Launch, Launcher};
 use cuda_agent::execute::{Engine, Report};
@@ -290,8 +290,7 @@ impl Place {
     async fn execute(&self, plan: &Plan, engine: usize, started: &mut Started) -> Report {
         let mut catalog = Catalog::default();
         let kind = KIND.replace("WINDOW", &plan.window.to_string());
-        let version = ProgramIdentity::Version("1.0.0".into());
-        catalog.add_builtin(&kind, "lab/rows", version, ProgramFiles::None).unwrap();
+        crate::support::add_kind(&mut catalog, &kind, ProgramIdentity::Version("1.0.0".into()));
         let read = |path: &Path| std::fs::read_to_string(path);
         let parsed = spec::parse_pipeline(&self.text(), Path::new("m.yaml"), self.folder.path(), &catalog, &[], &read);
         let pipeline = parsed.unwrap_or_else(|errors| panic!("{}", errors.render(false)));

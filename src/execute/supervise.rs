@@ -140,8 +140,14 @@ fn serve() -> nix::Result<()> {
         };
         // Asked for by the first program that may have them.
         let namespaces = !program.plain && *namespaces.get_or_insert_with(|| try_apart(namespaces_work));
-        if let ForkResult::Child = fork_process()? {
-            exit_now(become_supervisor(&program, ends, namespaces))
+        match fork_process() {
+            Ok(ForkResult::Child) => exit_now(become_supervisor(&program, ends, namespaces)),
+            Ok(ForkResult::Parent { .. }) => {}
+            // Where there are as many processes as there may be, the next program may start all the same.
+            Err(error) => {
+                let _ = write(&ends.output, format!("no process could be made: {}\n", error.desc()).as_bytes());
+                let _ = write(&ends.status, &CANNOT_START.to_le_bytes());
+            }
         }
     }
 }

@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
 
 use cuda_agent::Folders;
-use cuda_agent::catalog::{Catalog, ProgramFiles};
+use cuda_agent::catalog::{Catalog, Kind, ProgramFiles};
 use cuda_agent::event::{RunEvent, Subscriber};
 use cuda_agent::execute::launch::{Channels, Exit, Launch, Launcher};
 use cuda_agent::execute::secrets::Secrets;
@@ -255,7 +255,7 @@ impl Lab {
         self.catalog = Catalog::default();
         for (name, manifest) in KINDS {
             let identity = ProgramIdentity::Version(if name == kind { version } else { "1.0.0" }.to_owned());
-            self.catalog.add_builtin(manifest, name, identity, ProgramFiles::None).unwrap();
+            add_kind(&mut self.catalog, manifest, identity);
         }
     }
 
@@ -539,4 +539,12 @@ impl Random {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit
     }
+}
+
+/// Adds a kind that has a manifest and no program.
+pub fn add_kind(catalog: &mut Catalog, manifest: &str, identity: ProgramIdentity) {
+    let manifest = cuda_agent::spec::parse_manifest(manifest, Path::new("stage.yaml"));
+    let manifest = Arc::new(manifest.unwrap_or_else(|errors| panic!("{}", errors.render(false))));
+    let (executable, origin) = (Default::default(), manifest.name.clone());
+    catalog.add(Kind { manifest, identity, executable, program: ProgramFiles::None, origin }).unwrap();
 }
