@@ -66,9 +66,10 @@ impl Job<'_> {
 
     fn check(&self, seat: &mut Seat, built: &Built, seconds: &mut Seconds) -> Result<Checked, Setback> {
         let start = Instant::now();
-        let mut checked = seat.check(|lane, shared| self.check_in(lane, built, shared));
+        let task = self.task.digest();
+        let mut checked = seat.check(&task, |lane, shared| self.check_in(lane, built, shared));
         if matches!(checked, Ok(Checked::Late)) {
-            checked = seat.check(|lane, shared| {
+            checked = seat.check(&task, |lane, shared| {
                 // On a GPU one after another, and nobody's first run beside it.
                 let _first = shared.filter(|_| self.evaluator.is_gpu).map(Shared::first);
                 let _late = shared.map(|shared| shared.be_late(LATE_PATIENCE));
@@ -94,7 +95,7 @@ impl Job<'_> {
         if !self.evaluator.is_gpu {
             return Ok(Sanitized::NotRun("the CPU device has AddressSanitizer and a race detector of its own".into()));
         }
-        seat.check(|lane, shared| {
+        seat.check(&self.task.digest(), |lane, shared| {
             let _aside = shared.map(Shared::step_aside);
             let sanitized = sanitize::sanitize(lane, self.task, built, self.seed, self.settings.limit);
             lane.keep_if(sanitized.is_ok());
@@ -113,7 +114,7 @@ impl Job<'_> {
         let Settings { baselines, max_trials, limit, .. } = self.settings;
         let (task, seed) = (self.task, self.seed);
         let timing = Timing { task, described, built, seed, baselines, max_trials: *max_trials, limit: *limit };
-        let timed = seat.clock(|lane, gate| {
+        let timed = seat.clock(&task.digest(), |lane, gate| {
             let timed = clock::time(lane, gate, &timing);
             tidy(lane, built, timed.is_err());
             timed

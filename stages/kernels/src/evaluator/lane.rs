@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::pool::Ready;
 use crate::compile::{Artifact, Built};
 use crate::fault::{EvaluatorError, Fault};
 use crate::reference::{Arena, Layout, Reference, ReferenceServer};
@@ -23,6 +24,15 @@ pub struct Lane {
     runner: Option<Runner>,
     reference: Option<Reference>,
     source: Arc<Source>,
+}
+
+impl Ready for Lane {
+    /// As many tasks as a worker of the reference keeps (`TASKS_KEPT` in reference.py).
+    const KEPT: usize = 16;
+
+    fn has_forgotten(&self) -> bool {
+        !self.reference.as_ref().is_some_and(Reference::is_usable)
+    }
 }
 
 /// The process, or processes, that hold a candidate.

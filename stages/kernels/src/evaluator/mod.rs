@@ -198,8 +198,9 @@ impl Evaluator {
     /// its policy would let through.
     pub fn profile(&self, wanted: &Wanted) -> Answered<Profiled> {
         let wanted = Wanted { kernel_times: wanted.kernel_times && self.is_gpu, ..*wanted };
+        let digest = wanted.task.digest();
         self.on_a_card(|seat| {
-            settled(seat.measure(|lane, beside| {
+            settled(seat.measure(&digest, |lane, beside| {
                 let answered = baselines::profile(lane, beside, &wanted);
                 lane.keep_if(answered.is_ok());
                 answered
@@ -247,12 +248,13 @@ impl Evaluator {
 
     /// A task's description; whoever asks first makes it.
     fn describe_in(&self, seat: &mut Seat, task: &Task) -> Result<Result<Arc<Described>, TaskError>, Setback> {
+        let digest = task.digest();
         let once = {
             let mut described = self.described.lock().expect("no panics while it is held");
             if described.len() >= MAX_DESCRIBED {
                 described.clear();
             }
-            described.entry(task.digest()).or_default().clone()
+            described.entry(digest.clone()).or_default().clone()
         };
         // Who holds it may wait for a lane, and whoever has the card to itself holds them all.
         let mut once = match seat.is_whole() {
@@ -262,7 +264,7 @@ impl Evaluator {
         if let Some(known) = once.as_deref().and_then(Option::as_ref) {
             return Ok(known.clone());
         }
-        let described = seat.check(|lane, _| {
+        let described = seat.check(&digest, |lane, _| {
             let answered = lane.reference()?.describe(task);
             lane.keep_if(answered.is_ok());
             answered

@@ -71,9 +71,9 @@ impl Card {
     pub fn whole(&self) -> Seat<'_> {
         let company = self.company.write().unwrap_or_else(PoisonError::into_inner);
         // Nobody has any of them now.
-        let mut idle: Vec<_> = (0..self.clocks.size()).map(|_| self.clocks.take()).collect();
-        idle.extend((1..self.lanes.size()).map(|_| self.lanes.take()));
-        let mut lane = self.lanes.take();
+        let mut idle: Vec<_> = (0..self.clocks.size()).map(|_| self.clocks.take("")).collect();
+        idle.extend((1..self.lanes.size()).map(|_| self.lanes.take("")));
+        let mut lane = self.lanes.take("");
         let alone = self.gate.alone();
         idle.iter_mut().chain([&mut lane]).for_each(|lane| lane.reset());
         Seat::Whole(Box::new(Whole { lane, _alone: alone, _idle: idle, _company: company }))
@@ -124,12 +124,12 @@ pub enum Seat<'a> {
 }
 
 impl Seat<'_> {
-    /// Does what others may do at the same time. Beside others it is told who they are.
-    pub fn check<T>(&mut self, work: impl FnOnce(&mut Lane, Option<&Shared>) -> T) -> T {
+    /// Does what others may do at the same time, with a task of that digest. Beside others it is told who they are.
+    pub fn check<T>(&mut self, task: &str, work: impl FnOnce(&mut Lane, Option<&Shared>) -> T) -> T {
         match self {
             Self::Beside(card) => {
                 let _company = card.company();
-                let mut lane = card.lanes.take();
+                let mut lane = card.lanes.take(task);
                 let shared = card.gate.share();
                 work(&mut lane, Some(&shared))
             }
@@ -138,11 +138,11 @@ impl Seat<'_> {
     }
 
     /// Takes times; `work` waits at the gate, where there is one.
-    pub fn clock<T>(&mut self, work: impl FnOnce(&mut Lane, Option<&Gate>) -> T) -> T {
+    pub fn clock<T>(&mut self, task: &str, work: impl FnOnce(&mut Lane, Option<&Gate>) -> T) -> T {
         match self {
             Self::Beside(card) => {
                 let _company = card.company();
-                work(&mut card.clocks.take(), Some(&card.gate))
+                work(&mut card.clocks.take(task), Some(&card.gate))
             }
             Self::Whole(whole) => work(&mut whole.lane, None),
         }
@@ -150,11 +150,11 @@ impl Seat<'_> {
 
     /// Does what others may do at the same time and takes times in between; `work` goes through the gate itself, where
     /// there is one.
-    pub fn measure<T>(&mut self, work: impl FnOnce(&mut Lane, Option<Beside>) -> T) -> T {
+    pub fn measure<T>(&mut self, task: &str, work: impl FnOnce(&mut Lane, Option<Beside>) -> T) -> T {
         match self {
             Self::Beside(card) => {
                 let _company = card.company();
-                work(&mut card.lanes.take(), Some(Beside { gate: &card.gate, memory: &card.memory }))
+                work(&mut card.lanes.take(task), Some(Beside { gate: &card.gate, memory: &card.memory }))
             }
             Self::Whole(whole) => work(&mut whole.lane, None),
         }
