@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// How often who waits lets others go first, for each thing of the pool: a topic has some eight uses that come together, and
 /// while one thing has its own, each of the others has as many.
@@ -29,7 +29,6 @@ pub trait Ready {
 pub struct Pool<T> {
     size: usize,
     state: Mutex<State<T>>,
-    returned: Condvar,
 }
 
 struct State<T> {
@@ -54,6 +53,7 @@ struct Waiting<T> {
     topic: String,
     passed_over: usize,
     given: Option<Slot<T>>,
+    is_given: Arc<Condvar>,
 }
 
 /// A thing, until it is dropped.
@@ -70,7 +70,7 @@ impl<T: Ready> Pool<T> {
         let free: Vec<Slot<T>> = things.into_iter().enumerate().map(slot).collect();
         let lent = free.iter().map(|_| VecDeque::new()).collect();
         let size = free.len();
-        Self { size, state: Mutex::new(State { free, lent, waiting: Vec::new(), next: 0 }), returned: Condvar::new() }
+        Self { size, state: Mutex::new(State { free, lent, waiting: Vec::new(), next: 0 }) }
     }
 
     /// How many there are, lent or not.
@@ -88,9 +88,12 @@ impl<T: Ready> Pool<T> {
         }
         let id = state.next;
         state.next += 1;
-        state.waiting.push(Waiting { id, topic: topic.to_owned(), passed_over: 0, given: None });
+        // One for each: hundreds may wait, and one of them is meant.
+        let is_given = Arc::new(Condvar::new());
+        let (wanted, wake) = (topic.to_owned(), is_given.clone());
+        state.waiting.push(Waiting { id, topic: wanted, passed_over: 0, given: None, is_given: wake });
         loop {
-            state = self.returned.wait(state).expect("no panics while it is held");
+            state = is_given.wait(state).expect("no panics while it is held");
             let own = state.waiting.iter().position(|one| one.id == id && one.given.is_some());
             if let Some(slot) = own.and_then(|own| state.waiting.remove(own).given) {
                 return self.lend(&mut state, slot, topic);
@@ -168,8 +171,7 @@ impl<T: Ready> Drop for Lent<'_, T> {
                 let earlier = state.waiting[..next].iter_mut().filter(|one| one.given.is_none());
                 earlier.for_each(|one| one.passed_over += 1);
                 state.waiting[next].given = Some(slot);
-                drop(state);
-                self.pool.returned.notify_all();
+                state.waiting[next].is_given.notify_one();
             }
         }
     }
