@@ -157,7 +157,8 @@ fn the_server_of_supervisors_may_be_killed_meanwhile() {
 
 #[test]
 fn a_killed_supervisor_fails_its_stage_alone() {
-    let mut sandbox = sandbox("kill -9 $PPID; sleep 100");
+    // Nothing but the shell itself, which dies with its parent: without namespaces its children would not.
+    let mut sandbox = sandbox("kill -9 $PPID; while :; do :; done");
     sandbox.variables.push(("CUDA_AGENT_NO_NAMESPACES".into(), "1".into()));
     let error = sandbox.bad(1, &["run", "p.yaml"]);
     assert!(error.contains("a: failed: killed by SIGKILL"), "{error}");
