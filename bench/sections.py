@@ -19,7 +19,7 @@ def run(sections, names, *arguments):
         try:
             sections[name](*arguments)
         except (Exception, SystemExit) as error:
-            report(name, f"broke: {type(error).__name__}: {error}")
+            report(name, f"broke: {type(error).__name__}: {str(error)[:500]}")
         print(f"== {name} took {time.perf_counter() - started:.0f} s", flush=True)
     print()
     for name, value, bar in TABLE:

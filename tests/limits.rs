@@ -119,8 +119,7 @@ fn an_interrupt_is_heard_while_a_large_input_is_read() {
     let asked = Instant::now();
     kill(Pid::from_raw(engine.id() as i32), Signal::SIGINT).unwrap();
     assert_eq!(engine.wait().unwrap().code(), Some(130));
-    // Reading it all takes minutes; a busy machine takes a few seconds to stop.
-    assert!(asked.elapsed() < Duration::from_secs(30), "{:?}", asked.elapsed());
+    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
 }
 
 #[test]

@@ -108,7 +108,7 @@ impl LocalLauncher {
         Self::new("/proc/self/exe".into())
     }
 
-    fn spawn(&self, launch: &Launch, rows: bool) -> io::Result<Process> {
+    fn spawn(&self, launch: Launch, rows: bool) -> io::Result<Process> {
         let (control_theirs, control) = descriptors()?;
         let (events, events_theirs) = descriptors()?;
         let (output, output_theirs) = descriptors()?;
@@ -167,7 +167,7 @@ impl Server {
     }
 }
 
-fn program(launch: &Launch) -> io::Result<supervise::Program> {
+fn program(launch: Launch) -> io::Result<supervise::Program> {
     let text = |text: &str| {
         CString::new(text).map_err(|_| {
             io::Error::new(
@@ -176,16 +176,16 @@ fn program(launch: &Launch) -> io::Result<supervise::Program> {
             )
         })
     };
-    let mut environment = launch.environment.clone();
+    let Launch { command, mut environment, folder, .. } = launch;
     environment.insert("CUDA_AGENT_EVENTS_FD".to_owned(), supervise::EVENTS.to_string());
     Ok(supervise::Program {
         plain: std::env::var_os("CUDA_AGENT_NO_NAMESPACES").is_some(),
-        folder: CString::new(std::path::absolute(&launch.folder)?.as_os_str().as_bytes())?,
+        folder: CString::new(std::path::absolute(folder)?.as_os_str().as_bytes())?,
         environment: environment
             .iter()
             .map(|(name, value)| text(&format!("{name}={value}")))
             .collect::<Result<_, _>>()?,
-        words: launch.command.iter().map(|word| text(word)).collect::<Result<_, _>>()?,
+        words: command.iter().map(|word| text(word)).collect::<Result<_, _>>()?,
     })
 }
 
@@ -204,7 +204,7 @@ struct Process {
 
 impl Launcher for LocalLauncher {
     fn launch(&self, launch: Launch, channels: Channels) -> BoxFuture<'static, Exit> {
-        let process = self.spawn(&launch, channels.rows.is_some());
+        let process = self.spawn(launch, channels.rows.is_some());
         Box::pin(async move {
             match process {
                 Ok(process) => process.run(channels).await,

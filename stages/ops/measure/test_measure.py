@@ -221,10 +221,11 @@ def processes_of_workers():
 def workers_left(before):
     """Those that are there beside `before` and stay: processes take a moment to end."""
     for _ in range(200):
-        if not processes_of_workers() - before:
+        left = processes_of_workers() - before
+        if not left:
             break
         time.sleep(0.05)
-    return processes_of_workers() - before
+    return left
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Mutex, MutexGuard};
 
 /// How often who waits lets others go first, for each thing of the pool: a topic has some eight uses that come together, and
 /// while one thing has its own, each of the others has as many.
@@ -38,7 +39,6 @@ struct State<T> {
     lent: Vec<VecDeque<String>>,
     /// In the order in which they came.
     waiting: Vec<Waiting<T>>,
-    next: u64,
 }
 
 /// A thing with what it is ready for, the latest topic last.
@@ -49,11 +49,10 @@ struct Slot<T> {
 }
 
 struct Waiting<T> {
-    id: u64,
     topic: String,
     passed_over: usize,
-    given: Option<Slot<T>>,
-    is_given: Arc<Condvar>,
+    /// Where it gets a thing, and the thing's number.
+    give: SyncSender<(usize, T)>,
 }
 
 /// A thing, until it is dropped.
@@ -70,7 +69,7 @@ impl<T: Ready> Pool<T> {
         let free: Vec<Slot<T>> = things.into_iter().enumerate().map(slot).collect();
         let lent = free.iter().map(|_| VecDeque::new()).collect();
         let size = free.len();
-        Self { size, state: Mutex::new(State { free, lent, waiting: Vec::new(), next: 0 }) }
+        Self { size, state: Mutex::new(State { free, lent, waiting: Vec::new() }) }
     }
 
     /// How many there are, lent or not.
@@ -84,33 +83,13 @@ impl<T: Ready> Pool<T> {
         if let Some(last) = state.free.len().checked_sub(1) {
             let ready = state.free.iter().rposition(|slot| slot.knows(topic)).unwrap_or(last);
             let slot = state.free.remove(ready);
-            return self.lend(&mut state, slot, topic);
+            let (number, thing) = state.lend(slot, topic);
+            return Lent { pool: self, number, thing: Some(thing) };
         }
-        let id = state.next;
-        state.next += 1;
-        // One for each: hundreds may wait, and one of them is meant.
-        let is_given = Arc::new(Condvar::new());
-        let (wanted, wake) = (topic.to_owned(), is_given.clone());
-        state.waiting.push(Waiting { id, topic: wanted, passed_over: 0, given: None, is_given: wake });
-        loop {
-            state = is_given.wait(state).expect("no panics while it is held");
-            let own = state.waiting.iter().position(|one| one.id == id && one.given.is_some());
-            if let Some(slot) = own.and_then(|own| state.waiting.remove(own).given) {
-                return self.lend(&mut state, slot, topic);
-            }
-        }
-    }
-
-    fn lend(&self, state: &mut State<T>, slot: Slot<T>, topic: &str) -> Lent<'_, T> {
-        let Slot { number, mut topics, thing } = slot;
-        topics.retain(|known| known != topic);
-        if !topic.is_empty() {
-            topics.push_back(topic.to_owned());
-        }
-        while topics.len() > T::KEPT {
-            topics.pop_front();
-        }
-        state.lent[number] = topics;
+        let (give, given) = sync_channel(1);
+        state.waiting.push(Waiting { topic: topic.to_owned(), passed_over: 0, give });
+        drop(state);
+        let (number, thing) = given.recv().expect("who waits stays in the queue until a thing is given");
         Lent { pool: self, number, thing: Some(thing) }
     }
 
@@ -125,20 +104,30 @@ impl<T> Slot<T> {
     }
 }
 
-impl<T> State<T> {
+impl<T: Ready> State<T> {
+    /// Notes that a thing is out, and for what.
+    fn lend(&mut self, slot: Slot<T>, topic: &str) -> (usize, T) {
+        let Slot { number, mut topics, thing } = slot;
+        topics.retain(|known| known != topic);
+        if !topic.is_empty() {
+            topics.push_back(topic.to_owned());
+        }
+        while topics.len() > T::KEPT {
+            topics.pop_front();
+        }
+        self.lent[number] = topics;
+        (number, thing)
+    }
+
     /// Which of those who wait gets a thing that has come back.
     fn next_for(&self, slot: &Slot<T>) -> Option<usize> {
         let patience = PATIENCE * self.lent.len();
-        let without = || self.waiting.iter().enumerate().filter(|(_, one)| one.given.is_none());
-        let is_known = |topic: &str| {
-            let promised = self.waiting.iter().filter(|one| one.given.is_some()).any(|one| one.topic == topic);
-            promised || self.lent.iter().flatten().any(|known| known == topic)
-        };
-        let (first, _) = without().find(|(_, one)| one.passed_over >= patience).or_else(|| {
-            let ready = without().find(|(_, one)| slot.knows(&one.topic));
-            ready.or_else(|| without().find(|(_, one)| !is_known(&one.topic))).or_else(|| without().next())
-        })?;
-        Some(first)
+        let first = |is_one: &dyn Fn(&Waiting<T>) -> bool| self.waiting.iter().position(is_one);
+        let is_known = |topic: &str| self.lent.iter().flatten().any(|known| known == topic);
+        first(&|one| one.passed_over >= patience)
+            .or_else(|| first(&|one| slot.knows(&one.topic)))
+            .or_else(|| first(&|one| !is_known(&one.topic)))
+            .or_else(|| first(&|_| true))
     }
 }
 
@@ -168,10 +157,10 @@ impl<T: Ready> Drop for Lent<'_, T> {
         match state.next_for(&slot) {
             None => state.free.push(slot),
             Some(next) => {
-                let earlier = state.waiting[..next].iter_mut().filter(|one| one.given.is_none());
-                earlier.for_each(|one| one.passed_over += 1);
-                state.waiting[next].given = Some(slot);
-                state.waiting[next].is_given.notify_one();
+                state.waiting[..next].iter_mut().for_each(|one| one.passed_over += 1);
+                let Waiting { topic, give, .. } = state.waiting.remove(next);
+                let lent = state.lend(slot, &topic);
+                give.send(lent).expect("who waits stays until a thing is given");
             }
         }
     }
