@@ -249,7 +249,9 @@ impl Decoder {
         assert!(longest <= limit, "a sequence has {longest} tokens, and the model has {limit} positions");
         let lengths = batch.lengths();
         self.block(index, hidden, &batch.positions, |queries, keys, values| {
-            attention::packed(&queries, &keys, &values, &lengths)
+            batch.attend([queries, keys, values], |queries, keys, values| {
+                attention::packed(queries, keys, values, &lengths)
+            })
         })
     }
 

@@ -18,7 +18,7 @@ mod weights;
 pub use self::config::{Config, Family, Scaling};
 pub use self::decoder::{Decoder, Head, LoadOptions, Parameter};
 pub use self::lora::{LoraConfig, TARGETS};
-pub use self::packed::Packed;
+pub use self::packed::{Packed, common};
 pub use self::weights::{Checkpoint, write_file};
 
 pub(crate) use self::attention::packed as packed_attention;

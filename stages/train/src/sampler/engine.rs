@@ -228,26 +228,45 @@ impl<L: Listener> Engine<L> {
     fn prefill(&mut self, slots: &[usize]) {
         let device = self.decoder.options().device;
         let prompts: Vec<&[i64]> = slots.iter().map(|&slot| self.active[slot].request.prompt.as_slice()).collect();
-        let packed = Packed::new(&prompts, device);
+        // Prompts of one stage have their instructions in common.
+        let packed = Packed::sharing(&prompts, device);
         let lengths = packed.lengths();
         let begin = |slot: usize| slot as i64 * self.cache.capacity;
         let places: Vec<i64> =
             slots.iter().zip(&lengths).flat_map(|(&slot, &length)| begin(slot)..begin(slot) + length).collect();
         let places = Tensor::from_slice(&places).to_device(device);
-        let mut hidden = self.decoder.embed(&packed.tokens);
-        for layer in 0..self.decoder.layers() {
-            hidden = self.decoder.block(layer, &hidden, &packed.positions, |queries, keys, values| {
-                self.cache.write(layer, &places, &keys, &values);
-                packed_attention(&queries, &keys, &values, &lengths)
-            });
-        }
-        let last: Vec<i64> = packed.bounds[1..].iter().map(|end| end - 1).collect();
+        let attend = |layer: usize, heads: [Tensor; 3]| {
+            packed.attend(heads, |queries, keys, values| {
+                self.cache.write(layer, &places, keys, values);
+                packed_attention(queries, keys, values, &lengths)
+            })
+        };
+        let fused = self.fused.as_ref().filter(|fused| fused.can_prefill(&packed));
+        let fused = fused.map(|fused| fused.prefill(&packed, self.decoder.embed(&packed.tokens), &attend));
+        let (hidden, failed) = match fused.transpose() {
+            Ok(Some(hidden)) => (hidden, None),
+            other => {
+                let blocks = 0..self.decoder.layers();
+                let hidden = blocks.fold(self.decoder.embed(&packed.tokens), |hidden, layer| {
+                    let attend = |queries, keys, values| attend(layer, [queries, keys, values]);
+                    self.decoder.block(layer, &hidden, &packed.positions, attend)
+                });
+                (hidden, other.err())
+            }
+        };
+        let last: Vec<i64> = (0..prompts.len()).map(|index| packed.row(index, prompts[index].len() - 1)).collect();
         let last = hidden.index_select(0, &Tensor::from_slice(&last).to_device(device));
         let logits = self.decoder.head(&self.decoder.norm(&last));
-        self.statistics.prefilled += lengths.iter().sum::<i64>() as u64;
+        self.statistics.prefilled += packed.rows() as u64;
         for (row, &slot) in slots.iter().enumerate() {
             self.active[slot].prompt_logits = Rc::new(logits.narrow(0, row as i64, 1).copy());
         }
+        failed.into_iter().for_each(|error| self.give_up_fusing(&error));
+    }
+
+    fn give_up_fusing(&mut self, error: &TrainError) {
+        eprintln!("sampler: {error}; it goes on with torch's operators");
+        self.fused = None;
     }
 
     /// Computes the last token of every sequence and draws the next one.
@@ -288,8 +307,7 @@ impl<L: Listener> Engine<L> {
                 Some(drawn)
             }
             Err(error) => {
-                eprintln!("sampler: {error}; it goes on with torch's operators");
-                self.fused = None;
+                self.give_up_fusing(&error);
                 None
             }
         }

@@ -4,18 +4,22 @@
 //! are computed without keeping anything and once more, one at a time, on the way back (*checkpointing*); the head sees
 //! the hidden states of generated tokens alone, a *chunk* at a time, and each chunk's gradient is taken at once. Neither
 //! changes a number beyond the order of additions.
+//!
+//! What trajectories begin with alike, the instructions and a task's prompt, is nine tenths of their tokens, and is computed
+//! once a micro-batch ([`Packed::sharing`]), if they come next to each other: see [`side_by_side`].
 
 use std::ops::Range;
 
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::trajectory::Trajectory;
-use crate::model::{Decoder, Packed};
+use crate::model::{Decoder, Packed, common};
 
 /// How a decoder is run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ForwardSettings {
-    /// Most tokens of a micro-batch; a longer trajectory is one of its own.
+    /// Most tokens of a micro-batch, those counted once that trajectories have in common; a longer trajectory is one of its
+    /// own.
     pub micro_batch_tokens: usize,
     /// Rows of logits at a time.
     pub chunk: usize,
@@ -39,22 +43,17 @@ pub struct Rows {
 impl Rows {
     /// Packs trajectories one after another; rows are in their order.
     pub fn new(trajectories: &[&Trajectory], device: Device) -> Self {
-        let (mut positions, mut targets, mut start) = (Vec::new(), Vec::new(), 0);
-        for trajectory in trajectories {
+        let sequences: Vec<&[i64]> = trajectories.iter().map(|trajectory| trajectory.ids.as_slice()).collect();
+        let batch = Packed::sharing(&sequences, device);
+        let (mut positions, mut targets) = (Vec::new(), Vec::new());
+        for (index, trajectory) in trajectories.iter().enumerate() {
             for token in (1..trajectory.ids.len()).filter(|token| trajectory.mask[*token]) {
-                positions.push(start + token as i64 - 1);
+                positions.push(batch.row(index, token - 1));
                 targets.push(trajectory.ids[token]);
             }
-            start += trajectory.ids.len() as i64;
         }
-        let sequences: Vec<&[i64]> = trajectories.iter().map(|trajectory| trajectory.ids.as_slice()).collect();
         let to_device = |values: &[i64]| Tensor::from_slice(values).to_device(device);
-        Self {
-            count: targets.len(),
-            batch: Packed::new(&sequences, device),
-            positions: to_device(&positions),
-            targets: to_device(&targets),
-        }
+        Self { count: targets.len(), batch, positions: to_device(&positions), targets: to_device(&targets) }
     }
 
     /// The generated tokens of some of the rows.
@@ -63,18 +62,32 @@ impl Rows {
     }
 }
 
-/// Divides `trajectories` into micro-batches of at most `most` tokens, in order.
+/// Divides `trajectories` into micro-batches of at most `most` tokens, in order. What one has in common with the one before
+/// it counts once; but attention sees every token, of which there are at most [`ATTENDED`] times as many.
 pub fn micro_batches(trajectories: &[&Trajectory], most: usize) -> Vec<Range<usize>> {
-    let (mut batches, mut start, mut tokens) = (Vec::new(), 0, 0);
+    let (mut batches, mut start, mut tokens, mut attended) = (Vec::new(), 0, 0, 0);
     for (index, trajectory) in trajectories.iter().enumerate() {
-        if index > start && tokens + trajectory.ids.len() > most {
+        let length = trajectory.ids.len();
+        let shared = if index > start { common(&trajectories[index - 1].ids, &trajectory.ids) } else { 0 };
+        let is_full = tokens + length - shared > most || attended + length > most.saturating_mul(ATTENDED);
+        if index > start && is_full {
             batches.push(start..index);
-            (start, tokens) = (index, 0);
+            (start, tokens, attended) = (index, length, length);
+        } else {
+            (tokens, attended) = (tokens + length - shared, attended + length);
         }
-        tokens += trajectory.ids.len();
     }
     batches.extend((start < trajectories.len()).then_some(start..trajectories.len()));
     batches
+}
+
+/// Tokens that a micro-batch's attention may see, in multiples of its most tokens: their queries, keys and values are kept
+/// for the gradient, a fraction of what a layer keeps.
+const ATTENDED: usize = 8;
+
+/// Brings `chosen`, indices of trajectories, into an order in which those that begin alike are neighbours.
+pub fn side_by_side<'a>(chosen: &mut [usize], trajectory: impl Fn(usize) -> &'a Trajectory) {
+    chosen.sort_by(|one, other| trajectory(*one).ids.cmp(&trajectory(*other).ids).then(one.cmp(other)));
 }
 
 /// Log-probability of each row's token and entropy of its distribution, in nats, float32, from logits [n, vocabulary].

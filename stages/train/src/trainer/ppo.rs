@@ -10,7 +10,9 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
-use super::forward::{ForwardSettings, Rows, backward, device, evaluate, evaluate_values, log_probs, micro_batches};
+use super::forward::{
+    ForwardSettings, Rows, backward, device, evaluate, evaluate_values, log_probs, micro_batches, side_by_side,
+};
 use super::trajectory::Trajectory;
 use super::{Metrics, shuffled};
 use crate::TrainError;
@@ -210,9 +212,11 @@ impl Ppo {
                 shuffled(batch.len(), self.settings.seed, (self.controls.step << 8) + epoch)
             };
             for mini_batch in order.chunks(size) {
-                self.update_critic(&prepared, mini_batch, &mut updates);
+                let mut mini_batch = mini_batch.to_vec();
+                side_by_side(&mut mini_batch, |index| prepared.trajectories[index]);
+                self.update_critic(&prepared, &mini_batch, &mut updates);
                 if self.controls.step >= self.settings.critic_only_steps {
-                    self.update_actor(&prepared, mini_batch, &mut updates);
+                    self.update_actor(&prepared, &mini_batch, &mut updates);
                 }
             }
         }

@@ -9,7 +9,9 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
-use super::forward::{ForwardSettings, Rows, backward, device, evaluate, evaluate_values, log_probs, micro_batches};
+use super::forward::{
+    ForwardSettings, Rows, backward, device, evaluate, evaluate_values, log_probs, micro_batches, side_by_side,
+};
 use super::ppo::Lambda;
 use super::trajectory::Trajectory;
 use super::{Metrics, shuffled};
@@ -135,8 +137,9 @@ impl Supervised {
             self.progress.values = evaluate_values(&self.model, &all, &self.settings.forward);
         }
         let order = shuffled(self.trajectories.len(), self.settings.seed, pass);
-        let batch: Vec<usize> =
+        let mut batch: Vec<usize> =
             order.chunks(self.settings.batch.max(1)).nth(place as usize).expect("a pass has so many").to_vec();
+        side_by_side(&mut batch, |index| &self.trajectories[index]);
         let mut metrics = Metrics::from([("epoch".to_owned(), pass as f64)]);
         match self.settings.objective {
             Objective::Likelihood => self.likelihood(&batch, &mut metrics),

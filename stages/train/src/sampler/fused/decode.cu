@@ -85,14 +85,15 @@ extern "C" __global__ void add_norm(u16* hidden, const u16* delta, const u16* we
 }
 
 // Queries and keys are normalised (HEAD_NORMS) and rotated, keys and values stored in the cache. One warp a head; cosines and
-// sines are [positions, WIDTH / 2], a layer's keys and values [slots, capacity, GROUPS, WIDTH].
+// sines are [positions, WIDTH / 2], a layer's keys and values [slots, capacity, GROUPS, WIDTH]. With a capacity of 0 these are
+// [rows, GROUPS, WIDTH]: rows of prompts, which are stored elsewhere.
 extern "C" __global__ void rotate(const u16* projected, const int* positions, const u16* cosines, const u16* sines,
                                   const u16* query_norm, const u16* key_norm, u16* queries, u16* keys, u16* values,
                                   int capacity) {
   int row = blockIdx.x, head = blockIdx.y * blockDim.y + threadIdx.y, position = positions[row];
   if (position < 0 || head >= HEADS + 2 * GROUPS) return;
   const u16* from = projected + (u64)row * (QUERIES + 2 * KEYS) + head * WIDTH;
-  u64 place = ((u64)row * capacity + position) * KEYS;
+  u64 place = (capacity > 0 ? (u64)row * capacity + position : row) * (u64)KEYS;
   if (head >= HEADS + GROUPS) {
     u16* to = values + place + (head - HEADS - GROUPS) * WIDTH;
     for (int i = threadIdx.x; i < WIDTH / 2; i += 32) ((u32*)to)[i] = ((const u32*)from)[i];

@@ -2,13 +2,14 @@
 //! for each size of batch.
 //!
 //! The same step by torch's operators is some forty launches a layer, each of which costs the host more than it costs the
-//! GPU. Here it is nine. `decode.cu` rounds to bfloat16 where torch's operators do, so that what is sampled is what the trainer
+//! GPU. Here it is nine. Prompts are computed by the same kernels, with torch's attention. `decode.cu` rounds to bfloat16 where torch's operators do, so that what is sampled is what the trainer
 //! computes, up to the order of additions.
 //!
 //! Work goes to a stream that waits for torch's, and that torch's waits for: the driver orders a stream of this kind with the
 //! default one, which is where torch computes.
 
 mod kernels;
+mod prefill;
 mod products;
 
 use std::collections::BTreeMap;

@@ -5,7 +5,8 @@ use super::*;
 use crate::model::Head;
 
 fn batch() -> Vec<Trajectory> {
-    let prompts = [vec![1], vec![2, 3, 4], vec![5, 1], vec![3, 3, 3, 3], vec![4]];
+    // Some begin alike: two answers to one prompt, and prompts that differ at their ends.
+    let prompts = [vec![1], vec![2, 3, 4], vec![2, 3, 4], vec![2, 3, 1], vec![3, 3, 3, 3], vec![3, 3, 3, 3], vec![4]];
     let mut trajectories = sample(&decoder(9, Head::Language, 1), &prompts, 9, 5);
     // One turn ended and something was inserted.
     let inserted = &mut trajectories[1];
@@ -56,6 +57,9 @@ fn packed_checkpointed_and_chunked_gradients_are_those_of_the_definition() {
     let trajectories: Vec<&Trajectory> = trajectories.iter().collect();
     let expected = gradient_by_definition(&decoder, &trajectories);
     assert!(expected.iter().any(|value| value.abs() > 0.1));
+    let sequences: Vec<&[i64]> = trajectories.iter().map(|trajectory| trajectory.ids.as_slice()).collect();
+    let rows = Packed::sharing(&sequences, Device::Cpu).tokens.size1().unwrap();
+    assert!(rows + 9 <= sequences.concat().len() as i64, "{rows} rows: nothing is shared");
     for checkpointing in [false, true] {
         for (micro_batch_tokens, chunk) in [(1, 1), (20, 3), (1000, 1000)] {
             let settings = ForwardSettings { micro_batch_tokens, chunk, checkpointing, temperature: 1.0 };
@@ -116,12 +120,34 @@ fn a_value_is_that_of_the_state_before_the_token() {
     assert!(first.iter().any(|value| value.abs() > 1e-3));
 }
 
+fn with_ids(ids: impl IntoIterator<Item = Vec<i64>>) -> Vec<Trajectory> {
+    ids.into_iter().map(|ids| Trajectory { ids, ..Trajectory::default() }).collect()
+}
+
 #[test]
 fn micro_batches_hold_what_fits_in_order() {
-    let trajectories: Vec<Trajectory> =
-        [3, 3, 9, 1, 1].map(|length| Trajectory { ids: vec![0; length], ..Trajectory::default() }).into();
+    let trajectories = with_ids((0..).zip([3, 3, 9, 1, 1]).map(|(first, length)| vec![first; length]));
     let all: Vec<&Trajectory> = trajectories.iter().collect();
     assert_eq!(micro_batches(&all, 6), [0..2, 2..3, 3..5]);
     assert_eq!(micro_batches(&all, 1), [0..1, 1..2, 2..3, 3..4, 4..5]);
     assert_eq!(micro_batches(&[], 6), [] as [Range<usize>; 0]);
+}
+
+#[test]
+fn what_neighbours_have_in_common_counts_once_up_to_what_attention_sees() {
+    let trajectories = with_ids((0..20).map(|last| vec![1, 1, 1, last]));
+    let all: Vec<&Trajectory> = trajectories.iter().collect();
+    assert_eq!(micro_batches(&all, 8), [0..5, 5..10, 10..15, 15..20]);
+    assert_eq!(micro_batches(&all, 10), [0..7, 7..14, 14..20]);
+    let equal = with_ids((0..20).map(|_| vec![1, 1, 1, 1]));
+    let equal: Vec<&Trajectory> = equal.iter().collect();
+    assert_eq!(micro_batches(&equal, 4), [0..8, 8..16, 16..20], "32 tokens for attention, though they are 4 rows");
+}
+
+#[test]
+fn those_that_begin_alike_become_neighbours() {
+    let trajectories = with_ids([vec![2, 1], vec![1, 2], vec![2], vec![1, 2], vec![1]]);
+    let mut chosen = vec![0, 1, 2, 3, 4];
+    side_by_side(&mut chosen, |index| &trajectories[index]);
+    assert_eq!(chosen, [4, 1, 3, 2, 0]);
 }
