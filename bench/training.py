@@ -3,7 +3,7 @@
     python3 bench/training.py --binary target/release/cuda-agent-train [--model FOLDER] [--out FOLDER] SECTION…
 
 Sections: sampler (beside `generate`), plain (the sampler by torch's operators), shared (eight samples a prompt), trainer (beside
-a plain loop), lora. Without --model the shapes of Qwen2.5-Coder-0.5B (sampler) and 1.5B (trainer) with random weights are used:
+a plain loop), lora, groups (answers that share their prompt, as in PPO). Without --model the shapes of Qwen2.5-Coder-0.5B (sampler) and 1.5B (trainer) with random weights are used:
 speed does not depend on what the weights are. The table comes last.
 
 Needs torch, transformers and a GPU; LD_LIBRARY_PATH is set here from torch's own folders.
@@ -183,7 +183,14 @@ def lora(options):
     report("trainer with adapters of rank 16, tokens/s", f"{found['tokens_per_s']:.0f}", f"{found['seconds']:.2f} s a step")
 
 
-SECTIONS = {"sampler": sampler, "plain": plain, "shared": shared, "trainer": trainer, "lora": lora}
+def groups(options):
+    arguments = ["trainer", model(options, "1.5b"), "--lora-rank", 16, "--context", 1280, "--prompt-tokens", 1152, "--sequences", 128]
+    found = [ours(options, *arguments, "--samples", samples)["tokens_per_s"] for samples in (1, 8)]
+    report("adapters of rank 16, prompts of 1,152 tokens and answers of 128, tokens/s", f"{found[0]:.0f}", "a prompt for each answer")
+    report("eight answers a prompt, tokens/s", f"{found[1]:.0f}", f"{found[1] / found[0]:.1f} times")
+
+
+SECTIONS = {"sampler": sampler, "plain": plain, "shared": shared, "trainer": trainer, "lora": lora, "groups": groups}
 
 
 def main():

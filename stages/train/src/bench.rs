@@ -68,6 +68,12 @@ pub struct TrainerArguments {
     /// Tokens of a sequence.
     #[arg(long, default_value_t = 4096)]
     context: usize,
+    /// How many of them are a prompt, which is not learned.
+    #[arg(long, default_value_t = 0)]
+    prompt_tokens: usize,
+    /// Sequences that follow one prompt.
+    #[arg(long, default_value_t = 1)]
+    samples: usize,
     /// Sequences of a step.
     #[arg(long, default_value_t = 8)]
     sequences: usize,
@@ -223,20 +229,27 @@ fn trainer(arguments: &TrainerArguments) -> Result<Value, TrainError> {
             Cuda::synchronize(0)
         }
     };
+    let answer_tokens = arguments.context.checked_sub(arguments.prompt_tokens).filter(|tokens| *tokens > 0);
+    let answer_tokens = answer_tokens.ok_or_else(|| TrainError::new("--prompt-tokens leaves nothing of --context"))?;
+    let (first, samples) = (arguments.prompt_tokens.max(1), arguments.samples.max(1) as u64);
     let mut seconds = Vec::new();
     let mut loss = 0.0;
     for step in 0..2 + arguments.steps as u64 {
         let trajectories: Vec<Trajectory> = (0..arguments.sequences as u64)
-            .map(|sequence| Trajectory {
-                ids: ids(step << 32 | sequence, arguments.context, config.vocabulary),
-                mask: (0..arguments.context).map(|place| place > 0).collect(),
-                ..Trajectory::default()
+            .map(|sequence| {
+                let prompt = ids(step << 32 | sequence / samples, arguments.prompt_tokens, config.vocabulary);
+                let answer = ids(1 << 63 | step << 32 | sequence, answer_tokens, config.vocabulary);
+                Trajectory {
+                    ids: [prompt, answer].concat(),
+                    mask: (0..arguments.context).map(|place| place >= first).collect(),
+                    ..Trajectory::default()
+                }
             })
             .collect();
         let all: Vec<&Trajectory> = trajectories.iter().collect();
         synchronize();
         let start = Instant::now();
-        let count = (arguments.sequences * (arguments.context - 1)) as f64;
+        let count = (arguments.sequences * (arguments.context - first)) as f64;
         let mut sum = tch::Tensor::zeros([], (Kind::Float, Device::cuda_if_available()));
         for range in micro_batches(&all, arguments.micro_batch_tokens) {
             let rows = Rows::new(&all[range], Device::cuda_if_available());
