@@ -26,10 +26,10 @@ KEPT_BYTES = 1 << 28
 
 
 class ArgumentSet:
-    def __init__(self, layout, base, arena, task):
+    def __init__(self, layout, base, memory, task):
         self.layout = layout
         self.base = base
-        self.memory = arena.memory(base, layout.size)
+        self.memory = memory
         self.image = torch.zeros(layout.tail, dtype=torch.uint8, device=self.memory.device)
         views = [slot.view(self.image) for slot in layout.read]
         inputs_end = len(task.input_names)
@@ -77,32 +77,57 @@ class ArgumentSet:
         self._held, self._kept = {}, None
         self.trial = trial
 
+    def use_weights(self):
+        """Gives the model the weights of this draw."""
+        self._task.weights.recall(self.weights, self._state)
+
+    def poison_image(self, pattern):
+        """What `fill` would do first."""
+        self._poison_gaps(PATTERNS[pattern], (self.image,))
+
+    def _poison_gaps(self, byte, places):
+        """The red zones of what may only be read."""
+        if self._gap_byte == byte:
+            return
+        for gap in self._gaps:
+            for memory in places:
+                memory[gap.start : min(gap.end, self.layout.tail)].fill_(byte)
+        self._gap_byte = byte
+
     def fill(self, pattern):
         """Inputs and weights as they should be, poison everywhere else."""
         byte, tail = PATTERNS[pattern], self.layout.tail
         # Found unchanged: all but the gaps is there. Whatever writes to it meanwhile is found out as ever.
         is_there = self._is_clean and tail >= LARGE_BYTES
-        if self._gap_byte != byte:
-            for gap in self._gaps:
-                for memory in (self.image, self.memory) if is_there else (self.image,):
-                    memory[gap.start : min(gap.end, tail)].fill_(byte)
-            self._gap_byte = byte
+        self._poison_gaps(byte, (self.image, self.memory) if is_there else (self.image,))
         if not is_there:
             self.memory[:tail].copy_(self.image)
         self.memory[tail:].fill_(byte)
         self._pattern, self._is_clean = pattern, False
 
-    def judge(self):
-        """The facts on what lies in the arena now."""
+    def judge(self, quick_numbers=None):
+        """The facts on what lies there now; `quick_numbers` are those of `quick_rows`, where they were fetched already."""
         if self._pattern is None or self.trial is None:
             raise Refusal("internal", "nothing was drawn for this set")
         if self._quick is not None:
-            facts = self._quick.facts([slot.view(self.memory) for slot in self.layout.written], self._damage())
+            facts = self._quick.conclude(quick_numbers or judge.fetch(self.quick_rows()))
             if facts is not None:
                 return facts
-            # Something is wrong, or near it: the whole judgement tells what.
-            self._task.weights.become(self.weights)
-            self._quick, self.expectations = None, self._task.expect(self.values)
+            self._expect_all()
+        return self._judge_as_a_whole()
+
+    def quick_rows(self):
+        """What the quick look wants as numbers; nothing where the next judgement is no quick one."""
+        if self._quick is None:
+            return []
+        return self._quick.rows([slot.view(self.memory) for slot in self.layout.written], self._damage())
+
+    def _expect_all(self):
+        """Something is wrong, or near it: the whole judgement tells what."""
+        self.use_weights()
+        self._quick, self.expectations = None, self._task.expect(self.values)
+
+    def _judge_as_a_whole(self):
         results = [slot.view(self.memory) for slot in self.layout.written]
         known = self._known(results)
         if known is not None:
@@ -214,8 +239,10 @@ class ArgumentSets:
         private = private_bytes(layout, task.written_tensors(), task.policy.needs_float64)
         count = min(wanted, self._room(layout, private, arena, task, available_memory))
         self.task = task
+        self.layout = layout
         arena.reserve(layout.size * count)
-        self.sets = [ArgumentSet(layout, layout.size * position, arena, task) for position in range(count)]
+        bases = range(0, layout.size * count, layout.size)
+        self.sets = [ArgumentSet(layout, base, arena.memory(base, layout.size), task) for base in bases]
 
     @staticmethod
     def _room(layout, private, arena, task, available_memory):

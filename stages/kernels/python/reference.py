@@ -21,6 +21,10 @@ pid. A worker whose GPU context an error has spoilt replies and ends.
 | `begin` | `task`, `seed` (64 bits in hex), `scratch_bytes` = 0, `sets` = 1 | `arena`, `sets` |
 | `draw` | `set` = 0, `trial` = the last, `pattern` = 0 or 1, `again` = false, `quick` = false (the next judgement is quick_look.py's, where that finds all well) | nothing; the set is filled |
 | `judge` | `set` = 0 | `outputs`, `inputs_changed`, `red_zones` |
+| `ahead` | `draws`: for each `trial`, `pattern`, `quick`, as in `draw` | `drawn`: so many, from the first on, are drawn into private images now (ahead.py); there is no memory for the others |
+| `place` | `trial` of one drawn ahead, `set`, `keep` = null: a trial | nothing; first `keep` is done, then the set is filled with what was drawn |
+| `keep` | `trial`, that was placed and has run | nothing; what the run left is copied to private memory |
+| `judge_kept` | `trials`: a list | `judged`: for each what `judge` tells; they are gone then |
 | `prepare` | `which`, `cache` = null, `task` = the begun one | `seconds`, `cache`, `error` |
 | `time` | `which`, `set` = 0 | `ms`, `hidden` (whether the spin hid all launches) |
 | `times` | `task`, `which`: a list, `trials`, `seed` (64 bits in hex) | `ms`: for each of the list, the milliseconds of its trials; each trial on inputs of its own, in random order |
@@ -72,6 +76,7 @@ import screen  # noqa: E402
 import timing  # noqa: E402
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402  the first dispatch mode of a process imports it: seconds, better spent once
+from ahead import CARD_SHARE, FREE_SHARE, Ahead  # noqa: E402
 from argument_sets import ArgumentSets  # noqa: E402
 from gpu_facts import gpu_facts  # noqa: E402
 from refusal import Refusal, first_line, is_memory_error, poisons_gpu, unsupported  # noqa: E402
@@ -105,6 +110,13 @@ class Fields:
             raise Refusal("internal", f"the field {name} is {value}: at least {least}")
         return value
 
+    def draw(self, trial=...):
+        """Of a draw: trial, pattern, and whether it is judged quickly."""
+        pattern = self.count("pattern", 0)
+        if pattern > 1:
+            raise Refusal("internal", f"the field pattern is {pattern}, not 0 or 1")
+        return self.count("trial", trial), pattern, self.get("quick", bool, False)
+
     def task(self):
         return {
             "code": self.get("code", str),
@@ -125,6 +137,7 @@ class Worker:
         self._tasks = collections.OrderedDict()
         self._timers = {}
         self._sets = None
+        self._ahead = None
         self._secret = 0
         self._screening = None
         self._broken = None
@@ -219,7 +232,7 @@ class Worker:
     def do_begin(self, fields):
         secret = parse_secret(fields.get("seed", str))
         scratch, sets = fields.count("scratch_bytes", 0), fields.count("sets", 1, least=1)
-        self._sets = None
+        self._sets = self._ahead = None
         task = self._task(Fields(fields.get("task", dict)).task())
         if task.degenerate is not None:
             raise unsupported(task.degenerate, "no answer to it deserves a verdict: use another policy, sizes or inputs")
@@ -230,30 +243,82 @@ class Worker:
 
     def do_draw(self, fields):
         sets = self._begun()
-        chosen = sets[fields.count("set", 0)]
-        trial, pattern = fields.count("trial", chosen.trial or 0), fields.count("pattern", 0)
-        if pattern > 1:
-            raise Refusal("internal", f"the field pattern is {pattern}, not 0 or 1")
+        number = fields.count("set", 0)
+        chosen = sets[number]
+        self._check_free(number)
+        trial, pattern, quick = fields.draw(chosen.trial or 0)
         again = fields.get("again", bool, False)
         if again and chosen.trial != trial:
             raise Refusal("internal", f"the last draw of this set was trial {chosen.trial}, not {trial}")
         with sets.task.running():
             if not again:
-                task, seed = sets.task, inputs.derive(self._secret, "inputs", trial)
-                quick = fields.get("quick", bool, False)
-                is_probe = not quick and task.probe is not None and probe.is_probe(self._secret, trial)
-                values = task.draw_sparse(seed) if is_probe else task.draw(seed)
-                task.check_draw(values)
-                weights = inputs.derive(self._secret, "weights", trial)
-                chosen.take_inputs(task, values, trial, weights, quick, is_probe)
+                self._draw_for(chosen, trial, quick)
             chosen.fill(pattern)
         synchronize(self.device)
         return {}
 
+    def _draw_for(self, chosen, trial, quick):
+        """New inputs for a set, or for a run that has none yet."""
+        task, seed = self._sets.task, inputs.derive(self._secret, "inputs", trial)
+        is_probe = not quick and task.probe is not None and probe.is_probe(self._secret, trial)
+        values = task.draw_sparse(seed) if is_probe else task.draw(seed)
+        task.check_draw(values)
+        weights = inputs.derive(self._secret, "weights", trial)
+        chosen.take_inputs(task, values, trial, weights, quick, is_probe)
+
+    def _check_free(self, number):
+        if self._ahead is not None:
+            self._ahead.check_free(number)
+
     def do_judge(self, fields):
         sets = self._begun()
+        number = fields.count("set", 0)
+        self._check_free(number)
         with sets.task.running():
-            return sets[fields.count("set", 0)].judge()
+            return sets[number].judge()
+
+    def _drawn_ahead(self):
+        if self._ahead is None:
+            self._ahead = Ahead(self._begun(), self.device, budget(self.device))
+        return self._ahead
+
+    def do_ahead(self, fields):
+        ahead, drawn = self._drawn_ahead(), []
+        draws = [Fields(each) for each in fields.get("draws", list)]
+        try:
+            with self._sets.task.running():
+                for trial, pattern, quick in [each.draw() for each in draws]:
+                    if not ahead.draw(trial, pattern, quick, lambda run, of=(trial, quick): self._draw_for(run, *of)):
+                        break
+                    drawn.append(trial)
+        except Refusal:
+            ahead.drop(drawn)
+            raise
+        # Who gives way to others must have nothing left to do on the card.
+        synchronize(self.device)
+        return {"drawn": len(drawn)}
+
+    def do_place(self, fields):
+        ahead, sets = self._drawn_ahead(), self._begun()
+        trial, number, kept = fields.count("trial", ...), fields.count("set", 0), fields.get("keep", int, None)
+        with sets.task.running():
+            if kept is not None:
+                ahead.keep(kept)
+            ahead.put(trial, number)
+        synchronize(self.device)
+        return {}
+
+    def do_keep(self, fields):
+        ahead = self._drawn_ahead()
+        with self._sets.task.running():
+            ahead.keep(fields.count("trial", ...))
+        synchronize(self.device)
+        return {}
+
+    def do_judge_kept(self, fields):
+        ahead = self._drawn_ahead()
+        with self._sets.task.running():
+            return {"judged": ahead.judge(fields.get("trials", list))}
 
     def do_prepare(self, fields):
         task = self._named_or_begun_task(fields)
@@ -261,10 +326,13 @@ class Worker:
 
     def do_time(self, fields):
         sets = self._begun()
-        chosen = sets[fields.count("set", 0)]
+        number = fields.count("set", 0)
+        chosen = sets[number]
+        if self._ahead is not None:
+            chosen = self._ahead.in_set(number) or chosen
         if chosen.values is None:
             raise Refusal("internal", "nothing was drawn for this set")
-        sets.task.weights.become(chosen.weights)
+        chosen.use_weights()
         return self._timer(sets.task).time(fields.get("which", str), chosen.values)
 
     def do_times(self, fields):
@@ -308,7 +376,7 @@ class Worker:
         return report or {}
 
     def do_end(self, _fields):
-        self._sets = None
+        self._sets = self._ahead = None
         self.arena.release_retired()
         if self.device.type == "cuda":
             # The runner, or another worker, may need what torch would keep in stock.
@@ -322,6 +390,10 @@ ACTIONS = {
     "begin": Worker.do_begin,
     "draw": Worker.do_draw,
     "judge": Worker.do_judge,
+    "ahead": Worker.do_ahead,
+    "place": Worker.do_place,
+    "keep": Worker.do_keep,
+    "judge_kept": Worker.do_judge_kept,
     "prepare": Worker.do_prepare,
     "time": Worker.do_time,
     "times": Worker.do_times,
@@ -353,6 +425,13 @@ def available_memory(device):
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     raise Refusal("internal", "/proc/meminfo names no MemAvailable")
+
+
+def budget(device):
+    """Bytes for what is drawn ahead of the clock."""
+    free = available_memory(device)
+    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else free
+    return int(min(total * CARD_SHARE, free * FREE_SHARE))
 
 
 def describe_device(device):

@@ -15,8 +15,9 @@ class Weights:
 
     def __init__(self, parameters, buffers):
         """`buffers` are pairs: a tensor of the model, and a copy of it that changes alike."""
-        moving = [[parameter] for parameter in parameters] + [list(pair) for pair in buffers]
-        self._moving = [_Moving(places) for places in moving if _can_move(places[0])]
+        all_places = [[parameter] for parameter in parameters] + [list(pair) for pair in buffers]
+        self._moving = [_Moving(places) for places in all_places if _can_move(places[0])]
+        self._homes = [(home, number) for number, places in enumerate(all_places) if _can_move(places[0]) for home in places]
         self._seed = None
         self._level = LEVELS[0]
 
@@ -39,6 +40,16 @@ class Weights:
         with torch.no_grad():
             for position, moving in enumerate(self._moving):
                 moving.become(None if seed is None else seed + position, self._level)
+        self._seed = seed
+
+    def recall(self, seed, values):
+        """The same from `values`, which are what parameters and buffers were then, in their order: one launch."""
+        if seed == self._seed:
+            return
+        self._seed = object()
+        if self._homes:
+            with torch.no_grad():
+                torch._foreach_copy_([home for home, _ in self._homes], [values[number] for _, number in self._homes])
         self._seed = seed
 
 
