@@ -3,6 +3,8 @@
 //!
 //! One [`ReferenceServer`] imports torch once and forks a worker for each connection.
 
+mod ahead;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, IoSlice, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -26,6 +28,8 @@ use crate::fault::EvaluatorError;
 use crate::runner::gpu::SAFE_ENVIRONMENT;
 use crate::runner::{Arguments, Spans};
 use crate::task::TaskSpec;
+
+pub use self::ahead::DrawAhead;
 
 /// Which answers count as right. The same precision is given to the candidate and to the baselines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]

@@ -173,6 +173,9 @@ pub struct Performance {
     /// Seconds for which nothing else used the card.
     #[serde(default)]
     pub alone_s: f64,
+    /// What the clock's time went to.
+    #[serde(default)]
+    pub clock_s: ClockSeconds,
     /// The fewest bytes that the task moves.
     pub bytes: u64,
     /// The floating-point operations that it takes.
@@ -180,6 +183,32 @@ pub struct Performance {
     /// How far it is from the card's limit, where that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub roofline: Option<Roofline>,
+}
+
+/// What the clock's time went to, in seconds of wall time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClockSeconds {
+    /// Beside others: laying out, warming baselines up, loading.
+    pub prepare: f64,
+    /// Beside others: drawing inputs of runs.
+    pub ahead: f64,
+    /// Waiting for the card: to be beside others, and to have it to itself.
+    pub wait: f64,
+    /// With the card to itself: filling sets, and copying what runs left there.
+    pub fill: f64,
+    /// The candidate's timed runs.
+    pub run: f64,
+    /// The baselines' runs.
+    pub baselines: f64,
+    /// Drawing inputs of runs that were not drawn ahead.
+    pub draw: f64,
+    /// Judging these.
+    pub judge: f64,
+    /// Runs for `kernel_ms`.
+    pub kernels: f64,
+    /// Beside others again: judging.
+    pub after: f64,
 }
 
 /// A candidate beside a baseline.

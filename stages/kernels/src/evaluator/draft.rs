@@ -1,6 +1,6 @@
 //! A verdict in the making.
 
-use super::clock::Timed;
+use super::runs::Ended;
 use super::sanitize::Sanitized;
 use super::verify::{self, Checked};
 use crate::candidate::Candidate;
@@ -9,7 +9,7 @@ use crate::fault::Fault;
 use crate::profile::trials::Interval;
 use crate::reference::{Task, TaskError};
 use crate::reward::{Cost, Judgement, Scheme, reward};
-use crate::verdict::{Failure, Outcome, SCHEMA, Seconds, Verdict};
+use crate::verdict::{Failure, Outcome, Performance, SCHEMA, Seconds, Verdict};
 
 /// A verdict that steps add to, one after another.
 pub struct Draft {
@@ -149,12 +149,12 @@ impl Draft {
     }
 
     /// Takes in times, or what timing found.
-    pub fn timed(&mut self, timed: Timed) {
+    pub fn timed(&mut self, timed: Result<Performance, Ended>) {
         match timed {
-            Timed::Done(performance) => self.verdict.performance = Some(performance),
-            Timed::Fault(fault) => self.set_fault(fault),
-            Timed::Wrong(failure) => self.set_failure(failure),
-            Timed::Task(error) => self.set_task_error(error),
+            Ok(performance) => self.verdict.performance = Some(performance),
+            Err(Ended::Fault(fault)) => self.set_fault(fault),
+            Err(Ended::Wrong(failure)) => self.set_failure(failure),
+            Err(Ended::Task(error)) => self.set_task_error(error),
         }
     }
 }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::clock::{self, Timed, Timing};
+use super::clock::{self, Timing};
 use super::draft::Draft;
 use super::lane::Lane;
+use super::runs::Ended;
 use super::sanitize::{self, Sanitized};
 use super::seat::{Seat, Setback};
 use super::verify::{self, Check, Checked};
@@ -16,7 +17,7 @@ use crate::fault::EvaluatorError;
 use crate::gate::Shared;
 use crate::reference::{Described, Task};
 use crate::reward::Cost;
-use crate::verdict::{Compiled, Seconds, Verdict};
+use crate::verdict::{Compiled, Performance, Seconds, Verdict};
 
 /// Others end within their own limits.
 const LATE_PATIENCE: Duration = Duration::from_secs(600);
@@ -109,7 +110,7 @@ impl Job<'_> {
         described: &Described,
         built: &Built,
         seconds: &mut Seconds,
-    ) -> Result<Timed, Setback> {
+    ) -> Result<Result<Performance, Ended>, Setback> {
         let start = Instant::now();
         let Settings { baselines, max_trials, limit, .. } = self.settings;
         let (task, seed) = (self.task, self.seed);
@@ -121,7 +122,7 @@ impl Job<'_> {
         });
         seconds.profile = start.elapsed().as_secs_f64();
         match timed? {
-            Timed::Task(error) if error.is_worth_another_try() => Err(Setback::Task(error)),
+            Err(Ended::Task(error)) if error.is_worth_another_try() => Err(Setback::Task(error)),
             timed => Ok(timed),
         }
     }

@@ -69,6 +69,15 @@ impl Lane {
         self.runner.as_mut().expect("a candidate was loaded")
     }
 
+    /// Both sides of a lane on a GPU, once a candidate was loaded.
+    pub fn sides(&mut self) -> Result<(&mut Reference, &mut GpuRunner), EvaluatorError> {
+        match (&mut self.reference, &mut self.runner) {
+            (Some(reference), Some(Runner::Gpu(runner))) => Ok((reference, runner)),
+            (_, Some(Runner::Cpu { .. })) => Err(EvaluatorError::new("the CPU device has no clock")),
+            _ => Err(EvaluatorError::new("no candidate was loaded")),
+        }
+    }
+
     /// Brings a candidate into a runner that has the arena mapped.
     pub fn load(&mut self, built: &Built, arena: &Arena, limit: Duration) -> Result<Result<(), Fault>, EvaluatorError> {
         match &built.artifact {

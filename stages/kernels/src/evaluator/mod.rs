@@ -13,6 +13,7 @@ mod lane;
 mod memory;
 mod pool;
 mod random;
+mod runs;
 mod sanitize;
 mod seat;
 mod verify;
