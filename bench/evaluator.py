@@ -284,6 +284,16 @@ def correct_only(options, corpus):
     stage.close()
 
 
+CLOCK_PARTS = {
+    "of these, ms": ("fill", "run", "baselines", "draw", "judge", "kernels"),
+    "ms of the clock beside others": ("prepare", "ahead", "wait", "after"),
+}
+
+
+def mean(values):
+    return statistics.mean(list(values))
+
+
 def timed(options, corpus):
     stage = Stage(options.binary)
     names = [name for name in corpus.tasks if corpus.tasks[name]["format"] == "kernel"]
@@ -299,8 +309,11 @@ def timed(options, corpus):
     seconds = [json.loads(verdict["verdict"])["seconds"] for verdict in right]
     parts = {part: round(statistics.median(each[part] for each in seconds), 3) for part in ("compile", "verify", "profile")}
     report("seconds of each, median, waiting included", parts)
-    alone = [json.loads(verdict["verdict"])["performance"]["alone_s"] for verdict in right]
-    report("seconds of each with the card to itself, mean", f"{statistics.mean(alone):.3f}")
+    performances = [json.loads(verdict["verdict"])["performance"] for verdict in right]
+    report("milliseconds of each with the card to itself, mean", f"{1e3 * mean(each['alone_s'] for each in performances):.1f}")
+    for title, parts in CLOCK_PARTS.items():
+        clocks = [each["clock_s"] for each in performances]
+        report(title, {part: round(1e3 * mean(clock[part] for clock in clocks), 1) for part in parts})
     launches = [name for name in corpus.tasks if corpus.tasks[name]["format"] == "launch"]
     warm(stage, corpus, launches)
     rows = [corpus.row("right", launches[count % len(launches)]) for count in range((options.count or 120) // 2)]

@@ -106,7 +106,11 @@ const GUARDED: &[(&str, [&str; 3])] = &[
         "finding out when it is timed",
         [
             "suite reuse/only_the_first_runs, rust a_result_that_goes_wrong_under_the_clock_is_told_so, \
-             python test_what_is_wrong_is_told_as_the_whole_judgement_tells_it",
+             python test_what_is_wrong_is_told_as_the_whole_judgement_tells_it, \
+             python test_what_is_wrong_is_told_as_it_is_of_a_run_that_was_judged_at_once, \
+             rust every_run_has_new_inputs_poison_and_the_next_place_whenever_it_was_drawn, \
+             rust the_first_wrong_run_is_found_whichever_it_is, rust a_run_that_leaves_its_work_to_a_later_one_is_wrong, \
+             rust a_run_that_does_the_work_of_the_next_in_advance_is_of_no_use",
             "rust what_is_computed_from_addresses_is_found_out, suite host/by_count, suite host/by_chance",
             "same",
         ],

@@ -48,7 +48,7 @@ pub trait Timed {
     /// Milliseconds of GPU time of one run with cold caches.
     fn time(&mut self, arguments: &Arguments, limit: Duration) -> Result<Result<f64, Fault>, EvaluatorError>;
 
-    /// Summed milliseconds of all that the GPU does for one run, where that can be had.
+    /// Summed milliseconds of all that the GPU does for one run, where that can be had. It runs in any case.
     fn activity(
         &mut self,
         arguments: &Arguments,
@@ -320,12 +320,8 @@ impl<'a, C: Timed> Runs<'a, C> {
             let start = Instant::now();
             let sum = proceed!(self.candidate.activity(&self.layout.sets[set], self.limit));
             self.spent.kernels += start.elapsed().as_secs_f64();
-            let Some(sum) = sum else {
-                // Nothing ran where there is no CUPTI: what lies there is poison.
-                self.in_set = None;
-                return Ok(Ok(None));
-            };
             proceed!(self.judge(trial, set));
+            let Some(sum) = sum else { return Ok(Ok(None)) };
             sums.push(sum);
             if sums.iter().all(|sum| !is_clearly_larger(*sum, inside_ms)) {
                 break;

@@ -87,6 +87,7 @@ struct Played<F> {
     process: Pid,
     sets: Vec<Vec<[u64; 2]>>,
     seen: Vec<Seen>,
+    has_cupti: bool,
     play: F,
 }
 
@@ -114,7 +115,7 @@ impl<F: FnMut(&Turn) -> Result<(), Fault>> Timed for Played<F> {
         arguments: &Arguments,
         limit: Duration,
     ) -> Result<Result<Option<f64>, Fault>, EvaluatorError> {
-        Ok(self.time(arguments, limit)?.map(Some))
+        Ok(self.time(arguments, limit)?.map(|ms| self.has_cupti.then_some(ms)))
     }
 }
 
@@ -125,10 +126,11 @@ struct Set {
     max_trials: u32,
     /// At most so many runs are drawn ahead.
     ahead: u32,
+    has_cupti: bool,
     seed: u64,
 }
 
-const USUAL: Set = Set { baselines: &[], max_trials: 100, ahead: u32::MAX, seed: 7 };
+const USUAL: Set = Set { baselines: &[], max_trials: 100, ahead: u32::MAX, has_cupti: true, seed: 7 };
 
 struct Done {
     ended: Step<Measured>,
@@ -164,7 +166,8 @@ fn play(set: Set, play: impl FnMut(&Turn) -> Result<(), Fault>) -> Done {
     let process = path.iter().nth(2).unwrap().to_str().unwrap().parse().unwrap();
     let arena = OpenOptions::new().read(true).write(true).open(path).unwrap();
     let sets = layout.sets.iter().map(Arguments::spans).collect();
-    let mut candidate = Played { arena, process: Pid::from_raw(process), sets, seen: Vec::new(), play };
+    let mut candidate =
+        Played { arena, process: Pid::from_raw(process), sets, seen: Vec::new(), has_cupti: set.has_cupti, play };
     let names = set.baselines.iter().map(|name| name.to_string()).collect();
     let limits = (Duration::from_secs(60), set.max_trials);
     let mut runs = Runs::new((&mut reference, &mut candidate), layout, names, limits, set.seed);
@@ -227,6 +230,21 @@ fn the_first_wrong_run_is_found_whichever_it_is() {
             });
             assert_eq!(done.wrong(), Some(number as u32), "{ahead} ahead");
         }
+    }
+}
+
+#[test]
+fn the_run_for_cupti_is_judged_where_there_is_no_cupti_too() {
+    for ahead in [u32::MAX, 5] {
+        let set = Set { ahead, has_cupti: false, ..USUAL };
+        assert_eq!(play(set, honest).measured().kernel_ms, None);
+        let done = play(set, |turn| {
+            if turn.number < 11 {
+                turn.work();
+            }
+            Ok(())
+        });
+        assert_eq!((done.wrong(), done.seen.len()), (Some(11), RUNS));
     }
 }
 

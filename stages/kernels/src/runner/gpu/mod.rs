@@ -161,13 +161,13 @@ impl GpuRunner {
     }
 
     /// Summed milliseconds of everything that the GPU does for one run with cold caches. `None` where CUPTI is missing, or
-    /// did not see all of it.
+    /// did not see all of it; it runs in any case.
     pub fn activity(
         &mut self,
         arguments: &Arguments,
         limit: Duration,
     ) -> Result<Result<Option<f64>, Fault>, EvaluatorError> {
-        let Some(cupti) = self.cupti.clone() else { return Ok(Ok(None)) };
+        let Some(cupti) = self.cupti.clone() else { return Ok(self.run(arguments, limit)?.map(|()| None)) };
         // The first use of CUPTI in a process takes most of a second.
         let limit = limit.max(Duration::from_secs(30));
         self.ask(&Ask::Activity { arguments: arguments.spans(), cupti }, limit)
