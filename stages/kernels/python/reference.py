@@ -26,7 +26,7 @@ pid. A worker whose GPU context an error has spoilt replies and ends.
 | `keep` | `trial`, that was placed and has run | nothing; what the run left is copied to private memory |
 | `judge_kept` | `trials`: a list | `judged`: for each what `judge` tells; they are gone then |
 | `prepare` | `which`, `cache` = null, `task` = the begun one | `seconds`, `cache`, `error` |
-| `time` | `which`, `set` = 0 | `ms`, `hidden` (whether the spin hid all launches) |
+| `time` | `which`, or a list of them, `set` = 0 | `ms`, `hidden` (whether the spin hid all launches), or lists of them |
 | `times` | `task`, `which`: a list, `trials`, `seed` (64 bits in hex) | `ms`: for each of the list, the milliseconds of its trials; each trial on inputs of its own, in random order |
 | `kernels` | `which`, `task` = the begun one | `kernel_ms`, `kernels` (how many) |
 | `screen` | `task` = the begun one, `steps` = false | with `steps` one step, and nothing before the last one; else `passes`, `tried`, `failed`, `sensitivity`, `outputs`, `fixed_inputs`: screen.py |
@@ -101,7 +101,8 @@ class Fields:
             raise Refusal("internal", f"the request lacks the field {name}")
         is_right = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
         if value is not default and not is_right:
-            raise Refusal("internal", f"the field {name} is {value!r}, not a {kind.__name__}")
+            words = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
+            raise Refusal("internal", f"the field {name} is {value!r}, not a {words}")
         return value
 
     def count(self, name, default, least=0):
@@ -233,6 +234,7 @@ class Worker:
         secret = parse_secret(fields.get("seed", str))
         scratch, sets = fields.count("scratch_bytes", 0), fields.count("sets", 1, least=1)
         self._sets = self._ahead = None
+        self._trim_stock()
         task = self._task(Fields(fields.get("task", dict)).task())
         if task.degenerate is not None:
             raise unsupported(task.degenerate, "no answer to it deserves a verdict: use another policy, sizes or inputs")
@@ -240,6 +242,14 @@ class Worker:
             self._sets = ArgumentSets(task, self.arena, scratch, sets, available_memory(self.device))
         self._secret = secret
         return {"arena": self.arena.describe(), "sets": [each.describe() for each in self._sets.sets]}
+
+    def _trim_stock(self):
+        """Runs of tasks of many sizes leave torch with blocks that fit no other; beside others that is memory lost."""
+        if self.device.type != "cuda":
+            return
+        stock = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        if stock > 2 * CARD_SHARE * torch.cuda.get_device_properties(self.device).total_memory:
+            torch.cuda.empty_cache()
 
     def do_draw(self, fields):
         sets = self._begun()
@@ -333,7 +343,11 @@ class Worker:
         if chosen.values is None:
             raise Refusal("internal", "nothing was drawn for this set")
         chosen.use_weights()
-        return self._timer(sets.task).time(fields.get("which", str), chosen.values)
+        which, timer = fields.get("which", (str, list)), self._timer(sets.task)
+        if isinstance(which, str):
+            return timer.time(which, chosen.values)
+        timed = [timer.time(each, chosen.values) for each in which]
+        return {key: [each[key] for each in timed] for key in ("ms", "hidden")}
 
     def do_times(self, fields):
         task = self._named_or_begun_task(fields)

@@ -741,6 +741,10 @@ def test_timing_on_the_cpu_is_wall_time(connection):
         connection.ask("kernels", which="eager")
     with pytest.raises(Failure, match="there is no baseline 'fast'"):
         connection.ask("time", which="fast", set=0)
+    reply = connection.ask("time", which=["eager", "eager"], set=0)
+    assert len(reply["ms"]) == 2 and all(0 < ms < 1000 for ms in reply["ms"]) and reply["hidden"] == [False, False]
+    with pytest.raises(Failure, match="the field which is 7, not a str or list"):
+        connection.ask("time", which=7, set=0)
 
 
 def test_a_draw_and_a_judgement_are_quick(connection):

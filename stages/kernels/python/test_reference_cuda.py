@@ -186,6 +186,41 @@ def test_a_draw_and_a_judgement_are_quick(connection):
     assert sum(best) < 6, best
 
 
+def test_runs_that_are_drawn_ahead_are_judged_by_what_they_left(connection):
+    """In one place, with the card to themselves: copies in and out are all that is left to do there."""
+    arguments = connection.begin(make_task(SOFTMAX), scratch_bytes=MIB)[0]
+    arguments.draw(0)
+    trials = list(range(1, 13))
+    started = time.perf_counter()
+    draws = [{"trial": trial, "pattern": trial % 2, "quick": trial != 5} for trial in trials]
+    assert connection.ask("ahead", draws=draws) == {"drawn": len(trials)}
+    drawn, times, kept, before = time.perf_counter(), [], None, None
+    for trial in trials:
+        placed = time.perf_counter()
+        connection.ask("place", trial=trial, set=0, keep=kept)
+        times.append(time.perf_counter() - placed)
+        assert before is None or not torch.equal(before, arguments["x"])
+        assert bool((arguments["out"].view(torch.uint8) == (0xFF, 0x5A)[trial % 2]).all())
+        before = arguments["x"].clone()
+        # One does nothing, and one writes beside its output.
+        if trial != 4:
+            arguments["out"].copy_(torch.softmax(arguments["x"], -1))
+        if trial == 8:
+            offset, size = arguments.place("out")
+            arguments.memory[offset + size + 7] ^= 1
+        torch.cuda.synchronize()
+        kept = trial
+    connection.ask("keep", trial=kept)
+    arguments["out"].zero_()
+    torch.cuda.synchronize()
+    judging = time.perf_counter()
+    judged = connection.ask("judge_kept", trials=trials)["judged"]
+    print(f"draw {(drawn - started) / 12e-3:.2f} ms, place {min(times) * 1e3:.2f} ms, judge {(time.perf_counter() - judging) / 12e-3:.2f} ms")
+    assert [facts["outputs"][0]["pass"] for facts in judged] == [trial != 4 for trial in trials]
+    assert [bool(facts["red_zones"]) for facts in judged] == [trial == 8 for trial in trials]
+    assert min(times) < 2e-3, times
+
+
 @pytest.mark.parametrize("which", ["eager", "compile", "autotune"])
 def test_baselines(connection, which):
     (arguments,) = connection.begin(make_task(RELU))

@@ -435,11 +435,11 @@ impl Reference {
         self.step(&json!({ "do": "prepare", "which": which, "cache": cache }))
     }
 
-    /// Times one forward of a baseline, in milliseconds.
-    pub fn time(&mut self, which: &str, set: usize) -> Answered<f64> {
+    /// Times one forward of each of these baselines, one after another, in milliseconds.
+    pub fn time(&mut self, which: &[&str], set: usize) -> Answered<Vec<f64>> {
         #[derive(Deserialize)]
         struct Timed {
-            ms: f64,
+            ms: Vec<f64>,
         }
         let timed: Result<Timed, _> = self.ask(&json!({ "do": "time", "which": which, "set": set }), ASK_LIMIT)?;
         Ok(timed.map(|timed| timed.ms))

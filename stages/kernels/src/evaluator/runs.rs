@@ -251,18 +251,23 @@ impl<'a, C: Timed> Runs<'a, C> {
         let mut order: Vec<usize> = (0..=self.baselines.len()).collect();
         self.choices.shuffle(&mut order);
         let (mut candidate, mut baselines) = (0.0, vec![0.0; self.baselines.len()]);
-        for side in order {
+        let mut order = order.into_iter().peekable();
+        while let Some(side) = order.next() {
             let start = Instant::now();
-            match side.checked_sub(1) {
-                None => {
-                    candidate = proceed!(self.candidate.time(&self.layout.sets[set], self.limit));
-                    self.spent.run += start.elapsed().as_secs_f64();
-                }
-                Some(index) => {
-                    baselines[index] = proceed!(self.reference.time(&self.baselines[index], set));
-                    self.spent.baselines += start.elapsed().as_secs_f64();
-                }
+            let Some(first) = side.checked_sub(1) else {
+                candidate = proceed!(self.candidate.time(&self.layout.sets[set], self.limit));
+                self.spent.run += start.elapsed().as_secs_f64();
+                continue;
+            };
+            // Baselines that come one after another are one message.
+            let mut some = vec![first];
+            while let Some(next) = order.next_if(|side| *side > 0) {
+                some.push(next - 1);
             }
+            let names: Vec<&str> = some.iter().map(|index| self.baselines[*index].as_str()).collect();
+            let times = proceed!(self.reference.time(&names, set));
+            some.into_iter().zip(times).for_each(|(index, ms)| baselines[index] = ms);
+            self.spent.baselines += start.elapsed().as_secs_f64();
         }
         proceed!(self.judge(trial, set));
         Ok(Ok((candidate, baselines)))
