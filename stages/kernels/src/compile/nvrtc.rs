@@ -3,8 +3,14 @@
 //! cudarc's loader tries `libnvrtc.so` first, wherever the system has one. So that it takes the toolkit's, a worker is started
 //! with a search path whose `libnvrtc.so` is a link to it ([`search_path`]). `libnvrtc-builtins` is opened before: NVRTC asks
 //! the loader for it by name and doesn't look in its own folder.
+//!
+//! Most of the time of a source with an error goes to what NVRTC declares by itself before any source. A worker has it read
+//! once for each set of options, as a precompiled header ([`Prepared`]); logs and machine code stay the same.
 
+use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use cudarc::nvrtc::sys;
@@ -105,7 +111,27 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Nvrtc {
     _builtins: Library,
+    prepared: RefCell<Option<Prepared>>,
 }
+
+/// The header that ends what is precompiled. It is empty: what NVRTC declares by itself comes before it.
+const FIRST: (&str, &str) = ("cuda_agent/first.h", "\n");
+
+/// What includes it and ends the precompiled part.
+const BEGINNING: &str = "#include \"cuda_agent/first.h\"\n#pragma nv_hdrstop\n";
+
+/// What NVRTC read before any source, with some options. It is of use only in the process that made it.
+#[derive(Debug)]
+struct Prepared {
+    options: Vec<String>,
+    /// `None` where it could not be made: then sources are compiled without.
+    file: Option<File>,
+}
+
+const NO_MEMORY: &str = "unable to obtain mapped memory";
+
+/// Nothing of the precompiled header in a log.
+const QUIET: &str = "--pch-messages=false";
 
 /// A folder below `cache` for a worker's `LD_LIBRARY_PATH`: in it, the names that cudarc tries are the toolkit's library.
 pub fn search_path(cache: &Path, files: &toolkit::Nvrtc) -> std::io::Result<PathBuf> {
@@ -129,7 +155,7 @@ impl Nvrtc {
         if !unsafe { sys::is_culib_present() } {
             return Err(format!("{} cannot be opened", files.library.display()));
         }
-        Ok(Self { _builtins: builtins })
+        Ok(Self { _builtins: builtins, prepared: RefCell::default() })
     }
 
     /// `13.0`.
@@ -142,8 +168,38 @@ impl Nvrtc {
     }
 
     /// Compiles one source.
-    #[expect(unsafe_code, reason = "calls into a C library")]
     pub fn compile(&self, source: &str, headers: &[(String, String)], options: &[String]) -> Outcome {
+        let mut prepared = self.prepared.borrow_mut();
+        if prepared.as_ref().is_none_or(|prepared| prepared.options != options) {
+            *prepared = Some(Prepared { options: options.to_vec(), file: self.prepare(options) });
+        }
+        let Some(file) = prepared.as_ref().and_then(|prepared| prepared.file.as_ref()) else {
+            return self.compile_all(source, headers, options);
+        };
+        let first = (FIRST.0.to_owned(), FIRST.1.to_owned());
+        let headers: Vec<_> = headers.iter().cloned().chain([first]).collect();
+        let using = [format!("--use-pch=/proc/self/fd/{}", file.as_raw_fd()), QUIET.to_owned()];
+        let using: Vec<String> = options.iter().cloned().chain(using).collect();
+        let text = format!("{BEGINNING}#line 1 \"{SOURCE_NAME}\"\n{source}");
+        match self.compile_all(&text, &headers, &using) {
+            // The memory of a compiler with a precompiled header ends in other words, which count as an error in the source.
+            Outcome::Rejected { log } if log.contains(NO_MEMORY) => self.compile_all(source, &headers, options),
+            outcome => outcome,
+        }
+    }
+
+    /// The precompiled header of some options, in a file without a name.
+    fn prepare(&self, options: &[String]) -> Option<File> {
+        let folder = tempfile::tempdir().ok()?;
+        let path = folder.path().join("first.pch");
+        let making = [format!("--create-pch={}", path.display()), QUIET.to_owned()];
+        let options: Vec<String> = options.iter().cloned().chain(making).collect();
+        let made = self.compile_all(BEGINNING, &[(FIRST.0.to_owned(), FIRST.1.to_owned())], &options);
+        matches!(made, Outcome::Compiled { .. }).then(|| File::open(path).ok()).flatten()
+    }
+
+    #[expect(unsafe_code, reason = "calls into a C library")]
+    fn compile_all(&self, source: &str, headers: &[(String, String)], options: &[String]) -> Outcome {
         let program = match create(source, headers) {
             Ok(program) => program,
             Err(code) => return Outcome::Broken { code: code as i32, log: String::new() },
@@ -235,5 +291,55 @@ impl Strings {
 
     fn pointers(&self) -> *const *const c_char {
         self.pointers.as_ptr()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KERNEL: &str = "#include <cuda_fp16.h>\n__global__ void k(__half* x) { *x = __hadd(*x, x[__LINE__]); }\n";
+
+    /// Beside the clock, which ptxas reads.
+    fn timeless(outcome: Outcome) -> (Vec<u8>, String) {
+        let (cubin, log) = match outcome {
+            Outcome::Compiled { cubin, log } => (cubin, log),
+            Outcome::Rejected { log } => (Vec::new(), log),
+            broken => panic!("{broken:?}"),
+        };
+        (cubin, log.lines().filter(|line| !line.contains("Compile time")).collect::<Vec<_>>().join("\n"))
+    }
+
+    #[test]
+    #[ignore = "needs the toolkit's NVRTC on the loader's path: started by the next one"]
+    fn as_both_ways() {
+        let toolkit = toolkit::Toolkit::find();
+        let nvrtc = Nvrtc::open(toolkit.nvrtc().unwrap()).unwrap();
+        let mut options = options("sm_90");
+        options.extend(toolkit.headers().unwrap().folders().iter().map(|folder| format!("-I{}", folder.display())));
+        let wrong =
+            ["#error \\\n x", "namespace {", "#include \"none.h\"", "/*", "#pragma nv_hdrstop\nx\r\ny", "__FILE__ z;"];
+        for source in [KERNEL, "#pragma nv_no_pch\n__device__ int a;"].iter().chain(&wrong) {
+            let with = timeless(nvrtc.compile(source, &headers("struct Task {};\n"), &options));
+            let without = timeless(nvrtc.compile_all(source, &headers("struct Task {};\n"), &options));
+            assert_eq!(with, without, "{source}");
+        }
+        let prepared = nvrtc.prepared.borrow();
+        assert!(prepared.as_ref().is_some_and(|prepared| prepared.file.is_some()), "it could not be precompiled");
+    }
+
+    #[test]
+    fn what_is_precompiled_changes_neither_logs_nor_machine_code() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = search_path(folder.path(), toolkit::Toolkit::find().nvrtc().unwrap()).unwrap();
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "compile::nvrtc::tests::as_both_ways", "--ignored"]).env("LD_LIBRARY_PATH", path);
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && said.contains("1 passed"),
+            "{said}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
 }
