@@ -19,6 +19,7 @@ mod names;
 pub mod nvcc;
 pub mod nvrtc;
 mod own_name;
+mod prepared;
 pub mod process;
 pub mod recorder;
 mod resources;

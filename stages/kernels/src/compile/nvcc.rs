@@ -4,15 +4,18 @@
 //! `audit` refuses early, with a line, what the recorder has no function for. Registers and the like are read from the machine code that ptxas left in a folder of
 //! intermediate files: what nvcc says has the words of both front ends and of g++ around those of ptxas.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSection, ObjectSymbol};
 
 use super::headers::Headers;
+use super::prepared::Prepared;
 use super::process::{self, Ended, Limits};
 use super::recorder::{self, GpuFacts, MachineCode, Recorder, Subject};
 use super::resources::Spills;
@@ -35,7 +38,26 @@ pub struct Nvcc {
     pub recorder: Recorder,
     /// g++'s major version.
     host_major: u32,
+    /// Where what is prepared for each architecture is kept.
+    folders: PathBuf,
+    /// Tells one set of headers from another.
+    headers_identity: String,
+    prepared: Arc<Mutex<HashMap<String, Use>>>,
 }
+
+/// How far preparing for an architecture has come.
+#[derive(Debug)]
+enum Use {
+    /// So many sources were compiled without.
+    Before(u32),
+    /// A thread is at it.
+    Making,
+    /// It is there, or can't be had.
+    Known(Option<Arc<Prepared>>),
+}
+
+/// Preparing takes as long as a few sources: whoever compiles fewer goes without.
+const WORTH_PREPARING: u32 = 3;
 
 /// Headers that nvcc includes by itself and hardly a candidate needs: C++'s special functions with all that they are made
 /// of, textures and surfaces. They take a third of the time of all passes. Taken as included already, they are left out
@@ -58,7 +80,18 @@ impl Nvcc {
         let host = host.trim();
         let recorder = Recorder::new(headers.clone(), host, headers_identity, cache);
         let host_major = host.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0);
-        Ok(Self { program, version: format!("nvcc {build}, g++ {host}"), headers, recorder, host_major })
+        let version = format!("nvcc {build}, g++ {host}");
+        let (folders, headers_identity) = (cache.join("prepared"), headers_identity.to_owned());
+        Ok(Self {
+            program,
+            version,
+            headers,
+            recorder,
+            host_major,
+            folders,
+            headers_identity,
+            prepared: Arc::default(),
+        })
     }
 
     /// Options that decide what is built, in one line.
@@ -132,12 +165,66 @@ impl Nvcc {
     }
 
     fn compile(&self, job: &Job, folder: &Path, limits: &Limits) -> Result<Ended, EvaluatorError> {
-        let mut quick = self.command(job.architecture, limits);
-        quick.args(SKIPPED);
-        match process::run(quick, folder, limits)? {
+        let quick = match self.prepared(job.architecture, limits) {
+            Some(prepared) => prepared.compile(folder, limits)?,
+            None => process::run(self.quick(job.architecture, limits), folder, limits)?,
+        };
+        match quick {
             Ended::Badly(_) => process::run(self.command(job.architecture, limits), folder, limits),
             ended => Ok(ended),
         }
+    }
+
+    fn quick(&self, architecture: &str, limits: &Limits) -> Command {
+        let mut quick = self.command(architecture, limits);
+        quick.args(SKIPPED);
+        quick
+    }
+
+    /// What is prepared, where there is something and it is not just being made.
+    fn prepared(&self, architecture: &str, limits: &Limits) -> Option<Arc<Prepared>> {
+        let known = || self.prepared.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let folder = self.folder_of(architecture);
+        let now = match known().entry(architecture.to_owned()).or_insert(Use::Before(0)) {
+            Use::Known(prepared) => return prepared.clone(),
+            Use::Making => return None,
+            now @ Use::Before(0) => match Prepared::open(&folder, limits) {
+                Some(prepared) => {
+                    let prepared = Some(Arc::new(prepared));
+                    *now = Use::Known(prepared.clone());
+                    return prepared;
+                }
+                None => {
+                    *now = Use::Before(1);
+                    return None;
+                }
+            },
+            Use::Before(count) if *count < WORTH_PREPARING => {
+                *count += 1;
+                return None;
+            }
+            now => std::mem::replace(now, Use::Making),
+        };
+        debug_assert!(matches!(now, Use::Before(_)));
+        let made = Prepared::make(&folder, limits, || self.quick(architecture, limits)).ok().map(Arc::new);
+        known().insert(architecture.to_owned(), Use::Known(made.clone()));
+        made
+    }
+
+    #[cfg(test)]
+    pub(super) fn forget_prepared(&self) {
+        self.prepared.lock().unwrap().clear();
+    }
+
+    fn folder_of(&self, architecture: &str) -> PathBuf {
+        let mut hasher = blake3::Hasher::new();
+        let folders = self.headers.folders().iter().map(|folder| folder.display().to_string());
+        let parts = [self.version.clone(), self.headers_identity.clone(), Prepared::identity().to_owned()];
+        for part in parts.into_iter().chain(self.options(architecture)).chain(folders).chain(SKIPPED.map(str::to_owned))
+        {
+            hasher.update(part.as_bytes()).update(&[0]);
+        }
+        self.folders.join(&hasher.finalize().to_hex()[..32])
     }
 
     fn command(&self, architecture: &str, limits: &Limits) -> Command {

@@ -476,6 +476,48 @@ fn every_element_type_and_name_compiles_in_both_formats() {
     }
 }
 
+/// Machine code without the mark that nvcc makes of its folder's name, in names that only their file knows.
+fn without_marks(mut code: Vec<u8>) -> Vec<u8> {
+    for mark in [&b"_INTERNAL_"[..], b"_GLOBAL__N__"] {
+        let places: Vec<usize> =
+            code.windows(mark.len()).enumerate().filter(|(_, bytes)| *bytes == mark).map(|(at, _)| at).collect();
+        places.iter().for_each(|at| code[at + mark.len()..at + mark.len() + 8].fill(b'0'));
+    }
+    code
+}
+
+/// Sources in their order: those after the third have what is prepared, the first again is compiled by nvcc elsewhere.
+#[test]
+fn a_launch_compiled_with_what_is_prepared_is_the_same() {
+    let (bench, by_nvcc) = (Bench::new(), Bench::new());
+    for number in 0..4 {
+        assert!(bench.launch(&launch_source(&format!("// {number}"), "")).is_ok());
+    }
+    let prepared: Vec<_> = std::fs::read_dir(bench._folder.path().join("prepared")).unwrap().flatten().collect();
+    assert_eq!(prepared.len(), 1, "nothing could be prepared: {prepared:?}");
+    let half = "#include <cuda_fp16.h>\n#include <cooperative_groups.h>\n#include <cmath>\n#include <type_traits>\n\
+        template <class T> __global__ void also(T* p) { __shared__ T kept[8]; kept[threadIdx.x & 7] = p[0];\n\
+        cooperative_groups::this_thread_block().sync(); p[1] = kept[3] + T(std::sqrt(2.0f)); }\n";
+    let sources = [
+        launch_source("", ""),
+        launch_source(half, "also<__half><<<2, 8, 0, stream>>>((__half*)scratch);"),
+        launch_source("__device__ float table[4] = {1, 2, 3, 4};", "int device; cudaGetDevice(&device);"),
+        launch_source("#if !defined(__CUDACC__) || defined(linux) != 0 && 0\n#error\n#endif", ""),
+    ];
+    for source in sources {
+        let (one, other) = (bench.launch(&source).unwrap(), by_nvcc.launch(&source));
+        let other = other.unwrap();
+        let bytes = |built: &Built| without_marks(std::fs::read(built.artifact.files()[0].1).unwrap());
+        assert_eq!(one.program, other.program, "{source}");
+        assert!(bytes(&one) == bytes(&other), "other machine code: {source}");
+        assert_eq!(one.resources, other.resources);
+        // So that this one never has what is prepared.
+        by_nvcc.compiler.nvcc().unwrap().forget_prepared();
+    }
+    let error = bench.launch(&launch_source("", "int count = 1 count++;"));
+    assert_eq!(error, by_nvcc.launch(&launch_source("", "int count = 1 count++;")));
+}
+
 /// Instantiates two to the power of thirty templates.
 const ENDLESS: &str = "template <int a, int b> struct Tree {\n\
     static constexpr int v = Tree<a - 1, 2 * b>::v + Tree<a - 1, 2 * b + 1>::v;\n};\n\

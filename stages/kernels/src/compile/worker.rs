@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
+use nix::sys::signal::{SigHandler, Signal, signal};
 use serde::{Deserialize, Serialize};
 
 use super::nvrtc::{Nvrtc, Outcome};
@@ -54,7 +55,12 @@ pub enum Answer {
 }
 
 /// The compile worker's program: `cuda-agent kernels compile-worker`.
+#[expect(unsafe_code, reason = "what a signal does is a matter of the whole process")]
 pub fn worker_main() -> std::io::Result<()> {
+    // With a precompiled header NVRTC's memory is a file, which may not become larger than a file may: it shall hear of
+    // that as an error, and the source is compiled without.
+    // SAFETY: no handler is set, and nothing here waits for this signal.
+    unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) }?;
     let mut answers = Answers::open()?;
     let mut requests = std::io::stdin().lock().lines();
     let Some(files) = requests.next() else { return Ok(()) };
