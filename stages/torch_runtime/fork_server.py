@@ -42,11 +42,13 @@ class ForkServer:
 
     `work(message, descriptors)` runs in the child and returns its exit status. `started(descriptors)` runs in the
     parent after the fork and returns the descriptors to keep until the child's end; the others are closed.
-    `ended(kept, code)` is told how a child ended: its exit status, or minus the signal.
+    `ended(kept, code)` is told how a child ended: its exit status, or minus the signal. `after_first()` runs after the
+    first fork: what takes seconds and the first child can do without.
     """
 
-    def __init__(self, control, work, *, message_bytes, most_descriptors, started, ended):
+    def __init__(self, control, work, *, message_bytes, most_descriptors, started, ended, after_first=None):
         self._control, self._work = control, work
+        self._after_first = after_first
         self._message_bytes, self._most_descriptors = message_bytes, most_descriptors
         self._started, self._ended = started, ended
         self._children = {}
@@ -79,6 +81,9 @@ class ForkServer:
         for descriptor in set(descriptors) - set(kept):
             os.close(descriptor)
         self._children[child] = kept
+        after_first, self._after_first = self._after_first, None
+        if after_first is not None:
+            after_first()
 
     def _run_child(self, parent, message, descriptors):
         """Never returns: a child must not go on in its parent's code."""

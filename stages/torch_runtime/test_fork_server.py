@@ -51,6 +51,20 @@ def test_children_get_their_descriptors_and_their_ends_are_told():
     assert process.wait(20) == 0
 
 
+def test_what_the_first_child_can_do_without_is_done_before_the_second():
+    """Not before the first: it would wait for it."""
+    server = SERVER.replace("b\"child got \" + message", "b\"ready\" if done else b\"not yet\"").replace(
+        "ended=ended)", "ended=ended, after_first=lambda: done.append(1))"
+    )
+    server = "done = []\n" + server
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen([sys.executable, "-c", server], stdin=theirs)
+    assert [ask(ours, b"x")[0] for _ in range(3)] == [b"not yet", b"ready", b"ready"]
+    ours.close()
+    assert process.wait(20) == 0
+
+
 def test_variables_that_are_set_stay():
     sys.path[:0] = [str(HERE)]
     import fork_server

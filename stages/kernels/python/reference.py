@@ -55,6 +55,7 @@ pid. A worker whose GPU context an error has spoilt replies and ends.
 import argparse
 import collections
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -81,6 +82,9 @@ from argument_sets import ArgumentSets  # noqa: E402
 from gpu_facts import gpu_facts  # noqa: E402
 from refusal import Refusal, first_line, is_memory_error, poisons_gpu, unsupported  # noqa: E402
 from task import Task  # noqa: E402
+
+SCHED_BLOCKING_SYNC = 4
+"""CU_CTX_SCHED_BLOCKING_SYNC of cuda.h."""
 
 TASKS_KEPT = 16
 UNCOUNTED_TRIALS = 1
@@ -143,11 +147,13 @@ class Worker:
         self._screening = None
         self._broken = None
 
-    def start_device(self):
+    def start_device(self, sleeps=False):
         """Makes the GPU's context, which takes a while, before the first request comes."""
         if self.device.type != "cuda":
             return
         try:
+            if sleeps:
+                sleep_while_waiting(self.device.index or 0)
             torch.cuda.set_device(self.device)
             torch.cuda.synchronize()
         except Exception as error:
@@ -473,13 +479,22 @@ def answer(worker, line):
         return {"error": refusal.reply()}, not poisons_gpu(error)
 
 
-def serve(connection, device, arena_limit):
+def sleep_while_waiting(ordinal):
+    """Waiting for the GPU, which by itself takes a core, leaves that core to others: compilers have too few. It is for
+    workers that check; one that takes times holds the card, and should go on at once."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    device = ctypes.c_int()
+    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), ordinal) == 0:
+        driver.cuDevicePrimaryCtxSetFlags_v2(device, SCHED_BLOCKING_SYNC)
+
+
+def serve(connection, device, arena_limit, sleeps):
     """A worker's life."""
     worker = Worker(device, arena_limit)
     with connection, connection.makefile("rwb") as stream:
         try:
             send(stream, {"hello": {"pid": os.getpid()}})
-            worker.start_device()
+            worker.start_device(sleeps)
             goes_on = True
             while goes_on and (line := stream.readline(LONGEST_LINE)):
                 reply, goes_on = answer(worker, line)
@@ -502,13 +517,13 @@ def die_with(parent):
         sys.exit("the parent has ended")
 
 
-def work(descriptors, device, arena_limit):
-    """A worker, in its fork: answers one connection until that closes."""
+def work(message, descriptors, device, arena_limit):
+    """A worker, in its fork: answers one connection until that closes. `c` is for one that checks, `t` for times."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(2, 1)
     set_threads(device)
-    serve(socket.socket(fileno=descriptors[0]), device, arena_limit)
+    serve(socket.socket(fileno=descriptors[0]), device, arena_limit, message == b"c")
     return 0
 
 
@@ -546,7 +561,7 @@ def parse_arguments():
     parser.add_argument("--device", required=True)
     parser.add_argument("--parent-pid", type=int)
     parser.add_argument("--arena-limit", type=int)
-    parser.add_argument("--compiler", action="store_true", help="import a GPU's compiler first, once for all workers")
+    parser.add_argument("--compiler", action="store_true", help="import a GPU's compiler once, for all workers but the first")
     return parser.parse_args()
 
 
@@ -555,8 +570,6 @@ def main():
     die_with(arguments.parent_pid)
     if not stat.S_ISSOCK(os.fstat(0).st_mode):
         sys.exit("standard input is no socket: the evaluator starts this program")
-    if arguments.compiler:
-        fork_server.import_gpu_compiler()
     ready = {
         "ready": True,
         "torch": torch.__version__,
@@ -568,8 +581,10 @@ def main():
     device = torch.device(arguments.device)
     server = fork_server.ForkServer(
         socket.socket(fileno=0),
-        lambda _message, descriptors: work(descriptors, device, arguments.arena_limit),
+        lambda message, descriptors: work(message, descriptors, device, arguments.arena_limit),
         message_bytes=1, most_descriptors=1, started=lambda descriptors: descriptors, ended=ended,
+        # The first worker, which checks, learns its task meanwhile. Should it be asked for a compiled baseline, it imports by itself.
+        after_first=fork_server.import_gpu_compiler if arguments.compiler else None,
     )  # fmt: skip
     try:
         server.serve()

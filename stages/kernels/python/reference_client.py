@@ -45,7 +45,7 @@ class Reference:
     def connect(self):
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._control, [b"w"], [theirs.fileno()])
+            socket.send_fds(self._control, [b"c"], [theirs.fileno()])
         return contextlib.closing(Connection(ours))
 
 

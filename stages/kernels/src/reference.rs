@@ -338,18 +338,22 @@ impl ReferenceServer {
     }
 
     /// Gives the server the far end of a connection.
-    fn give(&self, theirs: &UnixStream) -> std::io::Result<()> {
-        let (byte, descriptors) = ([IoSlice::new(b"w")], [theirs.as_raw_fd()]);
+    fn give(&self, theirs: &UnixStream, purpose: Purpose) -> std::io::Result<()> {
+        let word: &[u8] = match purpose {
+            Purpose::Checks => b"c",
+            Purpose::Times => b"t",
+        };
+        let (byte, descriptors) = ([IoSlice::new(word)], [theirs.as_raw_fd()]);
         let message = [ControlMessage::ScmRights(&descriptors)];
         sendmsg::<()>(self.control.as_raw_fd(), &byte, &message, MsgFlags::empty(), None)?;
         Ok(())
     }
 
     /// Forks a worker.
-    pub fn connect(&self) -> Result<Reference, EvaluatorError> {
+    pub fn connect(&self, purpose: Purpose) -> Result<Reference, EvaluatorError> {
         let io = |error: std::io::Error| EvaluatorError::new(format!("no worker of the reference: {error}"));
         let (stream, theirs) = UnixStream::pair().map_err(io)?;
-        self.give(&theirs).map_err(io)?;
+        self.give(&theirs, purpose).map_err(io)?;
         drop(theirs);
         let reader = BufReader::new(stream.try_clone().map_err(io)?);
         let mut reference = Reference { stream, reader, process: None, usable: true, step_limit: self.step_limit };
@@ -357,6 +361,15 @@ impl ReferenceServer {
         reference.process = hello["hello"]["pid"].as_i64().and_then(|id| i32::try_from(id).ok());
         Ok(reference)
     }
+}
+
+/// What a lane's processes are for, which decides how they wait for the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Checks: asleep, since a wait takes a core otherwise, and compilers have too few.
+    Checks,
+    /// Times: awake, since they hold the card.
+    Times,
 }
 
 /// Starts a program whose standard input is a socket.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::pool::Ready;
 use crate::compile::{Artifact, Built};
 use crate::fault::{EvaluatorError, Fault};
-use crate::reference::{Arena, Layout, Reference, ReferenceServer};
+use crate::reference::{Arena, Layout, Purpose, Reference, ReferenceServer};
 use crate::runner::cpu::{CpuLimits, CpuRunner};
 use crate::runner::gpu::{GpuRunner, GpuRunners};
 
@@ -24,6 +24,7 @@ pub struct Lane {
     runner: Option<Runner>,
     reference: Option<Reference>,
     source: Arc<Source>,
+    purpose: Purpose,
 }
 
 impl Ready for Lane {
@@ -50,8 +51,8 @@ pub enum Runner {
 
 impl Lane {
     /// A lane without processes yet.
-    pub fn new(source: Arc<Source>) -> Self {
-        Self { source, reference: None, runner: None }
+    pub fn new(source: Arc<Source>, purpose: Purpose) -> Self {
+        Self { source, purpose, reference: None, runner: None }
     }
 
     /// The trusted side.
@@ -59,7 +60,7 @@ impl Lane {
         if !self.reference.as_ref().is_some_and(Reference::is_usable) {
             // A runner that maps the lost worker's arena would keep that memory alive.
             self.discard_runner();
-            self.reference = Some(self.source.server.connect()?);
+            self.reference = Some(self.source.server.connect(self.purpose)?);
         }
         Ok(self.reference.as_mut().expect("it was just made"))
     }
@@ -121,7 +122,7 @@ impl Lane {
         if !matches!(&self.runner, Some(Runner::Gpu(runner)) if runner.is_usable()) {
             let runners =
                 self.source.runners.as_ref().ok_or_else(|| EvaluatorError::new("no GPU was given to this lane"))?;
-            self.runner = Some(Runner::Gpu(runners.start()?));
+            self.runner = Some(Runner::Gpu(runners.start(self.purpose)?));
         }
         match self.runner.as_mut() {
             Some(Runner::Gpu(runner)) => Ok(runner),

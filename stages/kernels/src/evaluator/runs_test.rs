@@ -159,7 +159,7 @@ impl Done {
 fn play(set: Set, play: impl FnMut(&Turn) -> Result<(), Fault>) -> Done {
     let task = json!({ "code": CODE, "name": "task.py", "set": {}, "protocol": "cuda-agent", "policy": "strict" });
     let task: Task = serde_json::from_value(task).unwrap();
-    let mut reference = SERVER.1.connect().unwrap();
+    let mut reference = SERVER.1.connect(crate::reference::Purpose::Times).unwrap();
     let layout = reference.begin(&task, set.seed, 100, SETS as u32).unwrap().unwrap();
     reference.draw(0, FIRST_TRIAL, 0, false).unwrap().unwrap();
     let path = layout.arena.path.clone().unwrap();

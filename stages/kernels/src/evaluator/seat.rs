@@ -13,7 +13,7 @@ use super::memory::Memory;
 use super::pool::{Lent, Pool};
 use crate::fault::EvaluatorError;
 use crate::gate::{Alone, Gate, Shared};
-use crate::reference::{Answered, ReferenceServer, TaskError};
+use crate::reference::{Answered, Purpose, ReferenceServer, TaskError};
 use crate::runner::gpu::GpuRunners;
 
 /// While one clock runs, the next ones prepare.
@@ -41,12 +41,12 @@ impl Card {
         let source = Arc::new(Source { server, runners });
         let file = gpu.map(|gpu| PathBuf::from(format!("/tmp/cuda-agent-clock-{gpu}")));
         let clocks = if file.is_some() { CLOCKS.min(lanes) } else { 1 };
-        let pool = |size| Pool::new((0..size).map(|_| Lane::new(source.clone())));
+        let pool = |size, purpose| Pool::new((0..size).map(|_| Lane::new(source.clone(), purpose)));
         Self {
             gate: Gate::new(clocks, file.as_deref()),
             memory: Memory::default(),
-            lanes: pool(lanes),
-            clocks: pool(clocks),
+            lanes: pool(lanes, Purpose::Checks),
+            clocks: pool(clocks, Purpose::Times),
             company: RwLock::new(()),
             busy: AtomicUsize::new(0),
             source,
@@ -88,7 +88,7 @@ impl Card {
     /// that to one, until it is reset.
     pub fn examine(&self) {
         let Some(runners) = self.source.runners.as_ref().filter(|_| self.lost().is_none()) else { return };
-        if let Err(error) = runners.start() {
+        if let Err(error) = runners.start(Purpose::Checks) {
             let _ = self.lost.set(format!("GPU {} is out of service: {error}", runners.gpu));
         }
     }

@@ -22,6 +22,7 @@ use crate::child::process::{Ended, Process};
 use crate::compile::{Artifact, Built};
 use crate::fault::{EvaluatorError, Fault, FaultKind};
 use crate::program::Program;
+use crate::reference::Purpose;
 
 /// What the parent asks; each is answered once.
 #[derive(Debug, Serialize, Deserialize)]
@@ -78,11 +79,14 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// The word for a runner that copies each argument into an allocation of exactly its size.
 pub(super) const PRIVATE: &str = "--private";
 
+/// The word for a runner that sleeps while it waits for the GPU.
+pub(super) const SLEEPS: &str = "--sleeps";
+
 impl GpuRunners {
     /// Starts a child and waits until it holds a context.
-    pub fn start(&self) -> Result<GpuRunner, EvaluatorError> {
+    pub fn start(&self, purpose: Purpose) -> Result<GpuRunner, EvaluatorError> {
         let mut command = Command::new(&self.executable);
-        command.args(["kernels", "runner"]);
+        command.args(["kernels", "runner"]).args((purpose == Purpose::Checks).then_some(SLEEPS));
         self.start_as(command)
     }
 

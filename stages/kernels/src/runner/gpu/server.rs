@@ -9,7 +9,7 @@ use cudarc::driver::{result, sys};
 use super::activity::Watch;
 use super::poison::Poison;
 use super::replay::Loaded;
-use super::{Answer, Ask, PRIVATE};
+use super::{Answer, Ask, PRIVATE, SLEEPS};
 use crate::child::answers::Answers;
 use crate::compile::Artifact;
 use crate::fault::{Fault, FaultKind};
@@ -99,6 +99,13 @@ impl Server {
         }
         result::init().map_err(|e| machine("cuInit", e))?;
         let device = result::device::get(0).map_err(|e| machine("no GPU is visible: cuDeviceGet", e))?;
+        let is_asked = |word: &str| std::env::args().any(|argument| argument == word);
+        if is_asked(SLEEPS) {
+            let flags = sys::CUctx_flags::CU_CTX_SCHED_BLOCKING_SYNC as u32;
+            // SAFETY: `device` is valid, and has no context in this process yet.
+            let set = unsafe { sys::cuDevicePrimaryCtxSetFlags_v2(device, flags) };
+            set.result().map_err(|e| machine("cuDevicePrimaryCtxSetFlags", e))?;
+        }
         // SAFETY: `device` is valid; the context lives as long as the process.
         unsafe {
             let context = result::primary_ctx::retain(device).map_err(|e| machine("no context could be made", e))?;
@@ -126,7 +133,7 @@ impl Server {
             shared_limit,
             poison: Poison::load(shared_limit as u32, multiprocessors.unwrap_or(1) as u32)?,
             watch: None,
-            is_private: std::env::args().any(|argument| argument == PRIVATE),
+            is_private: is_asked(PRIVATE),
         })
     }
 
