@@ -13,6 +13,8 @@ mod catalog;
 pub mod checkpoint;
 #[cfg(feature = "torch")]
 mod error;
+#[cfg(feature = "torch")]
+pub mod group;
 pub mod launch;
 #[cfg(feature = "torch")]
 pub mod model;

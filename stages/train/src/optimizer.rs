@@ -13,6 +13,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 use crate::TrainError;
 use crate::checkpoint::{read_tensors, write_tensors};
 use crate::model::Parameter;
+use crate::random::mix;
 
 /// Settings that stay the same throughout a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -102,6 +103,22 @@ impl Optimizer {
     /// The gradient that has been added up, for reducing it over GPUs: float32, [`Self::size`] values.
     pub fn gradient(&self) -> &Tensor {
         &self.gradient
+    }
+
+    /// A number that follows from every bit of weights and moments: processes that train together compare it. Computed where
+    /// the state is, it is no digest against intent.
+    pub fn fingerprint(&self) -> u64 {
+        const CHUNK: i64 = 16 << 20;
+        let of = |tensor: &Tensor, start: i64| {
+            let length = CHUNK.min(self.size() - start);
+            let bits = tensor.narrow(0, start, length).view_dtype(Kind::Int).to_kind(Kind::Int64);
+            // Odd factors by place, so that values that are exchanged don't go unnoticed. Sums are modulo 2⁶⁴.
+            let factors = Tensor::arange(length, (Kind::Int64, tensor.device())) * 2 + 1;
+            i64::try_from((bits * factors).sum(Kind::Int64)).expect("a number") as u64
+        };
+        let starts = (0..self.size()).step_by(CHUNK as usize);
+        let all = starts.flat_map(|start| [&self.master, &self.first, &self.second].map(|tensor| of(tensor, start)));
+        no_grad(|| all.fold(self.steps as u64, |seen, number| mix(seen ^ number)))
     }
 
     /// Adds the parameters' gradients to the flat one and clears them. After each micro-batch.

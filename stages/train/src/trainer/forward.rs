@@ -151,7 +151,8 @@ fn run(
     said
 }
 
-fn by_trajectory(values: &[f64], trajectories: &[&Trajectory]) -> Vec<Vec<f64>> {
+/// Numbers of generated tokens, one after another, by trajectory.
+pub fn by_trajectory(values: &[f64], trajectories: &[&Trajectory]) -> Vec<Vec<f64>> {
     let mut rest = values;
     let take = |trajectory: &&Trajectory| {
         let (own, others) = rest.split_at(trajectory.generated());

@@ -4,15 +4,20 @@
 //! |---|---|
 //! | [`trajectory`] | an episode as the trainer sees it: token ids, mask, log-probabilities, reward |
 //! | [`forward`] | packed micro-batches through a decoder, forwards and backwards, with little memory |
+//! | [`division`] | which process of a group computes which part of a batch |
 //! | [`ppo`] | one step of PPO or of a baseline without a critic: the paper's agentic and single-turn stages |
 //! | [`supervised`] | RFT: the likelihood of trajectories that were kept; value pre-training: the critic alone |
 //! | [`funnel`] | RFT's filters, with what each one dropped |
 //! | [`alarm`] | when a run has collapsed |
 //!
+//! A trainer may be one process of a [`Group`](crate::group::Group). Each is given the same trajectories and computes a part of
+//! them; gradients, values and sums for metrics are put together before anything depends on them.
+//!
 //! A trainer samples nothing and judges nothing; it is given trajectories and returns metrics. It draws random numbers
 //! only to shuffle, keyed by (seed, step), so that a step done again from its checkpoint does the same.
 
 pub mod alarm;
+pub mod division;
 pub mod forward;
 pub mod funnel;
 pub mod ppo;

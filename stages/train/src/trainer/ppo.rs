@@ -5,25 +5,29 @@
 //! clip 0.2 / 0.28, γ 1, λ 0.95 for both, per-trajectory mean over tokens, actor 3e-6, critic 6e-6. The paper does not
 //! state a KL coefficient (0 here), an entropy bonus (0), whitening (on, as verl), nor a gradient norm (1).
 
+mod account;
+
 use std::path::Path;
+use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
-use super::forward::{
-    ForwardSettings, Rows, backward, device, evaluate, evaluate_values, log_probs, micro_batches, side_by_side,
-};
+use self::account::{Updates, report, scalar};
+use super::division::{evaluate_among, evaluate_values_among, own};
+use super::forward::{ForwardSettings, Rows, backward, device, log_probs, micro_batches, side_by_side};
 use super::trajectory::Trajectory;
 use super::{Metrics, shuffled};
 use crate::TrainError;
 use crate::algorithm::advantage::{GroupBaseline, gae, lambda_by_length, of_group, whiten};
 use crate::algorithm::control::{AdaptiveRate, KlCoefficient, KlEstimate, kl};
-use crate::algorithm::correction::{Correction, Mismatch, weights};
+use crate::algorithm::correction::{Correction, weights};
 use crate::algorithm::loss::{Aggregation, PolicyLoss, value_terms};
-use crate::algorithm::statistics::{explained_variance, masked_mean};
 use crate::checkpoint::write_file;
+use crate::group::Group;
 use crate::model::Decoder;
 use crate::optimizer::{AdamW, Optimizer};
+use crate::random::mix;
 
 /// λ of generalised advantage estimation.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -125,6 +129,7 @@ pub struct Ppo {
     actor_optimizer: Optimizer,
     critic_optimizer: Option<Optimizer>,
     controls: Controls,
+    group: Rc<Group>,
 }
 
 /// A batch with what is constant during a step. Entries of inner vectors are generated tokens.
@@ -159,7 +164,13 @@ impl Ppo {
         let actor_optimizer = Optimizer::new(actor.parameters(), settings.adamw);
         let critic_optimizer = critic.as_ref().map(|critic| Optimizer::new(critic.parameters(), settings.adamw));
         let controls = Controls { step: 0, kl, rate };
-        Ok(Self { settings, actor, critic, reference, actor_optimizer, critic_optimizer, controls })
+        let group = Rc::new(Group::alone());
+        Ok(Self { settings, actor, critic, reference, actor_optimizer, critic_optimizer, controls, group })
+    }
+
+    /// The same as one process of a group, all of which are given the same batches.
+    pub fn within(self, group: Rc<Group>) -> Self {
+        Self { group, ..self }
     }
 
     /// The policy.
@@ -175,6 +186,12 @@ impl Ppo {
     /// Steps that were made.
     pub fn step(&self) -> u64 {
         self.controls.step
+    }
+
+    /// A number that follows from all weights and moments.
+    pub fn fingerprint(&self) -> u64 {
+        let critic = self.critic_optimizer.as_ref().map_or(0, Optimizer::fingerprint);
+        mix(self.actor_optimizer.fingerprint()) ^ critic
     }
 
     /// Writes all that the next step depends on into a folder.
@@ -202,7 +219,7 @@ impl Ppo {
             return Err(TrainError::new("a step without trajectories"));
         }
         let mut metrics = Metrics::new();
-        let prepared = self.prepare(batch, &mut metrics);
+        let prepared = self.prepare(batch, &mut metrics)?;
         let size = if self.settings.mini_batch == 0 { batch.len() } else { self.settings.mini_batch };
         let mut updates = Updates::default();
         for epoch in 0..self.settings.epochs.max(1) as u64 {
@@ -214,12 +231,13 @@ impl Ppo {
             for mini_batch in order.chunks(size) {
                 let mut mini_batch = mini_batch.to_vec();
                 side_by_side(&mut mini_batch, |index| prepared.trajectories[index]);
-                self.update_critic(&prepared, &mini_batch, &mut updates);
+                self.update_critic(&prepared, &mini_batch, &mut updates)?;
                 if self.controls.step >= self.settings.critic_only_steps {
-                    self.update_actor(&prepared, &mini_batch, &mut updates);
+                    self.update_actor(&prepared, &mini_batch, &mut updates)?;
                 }
             }
         }
+        updates.put_together(&self.group)?;
         updates.report(&mut metrics);
         if let Some(kl) = metrics.get("actor/kl_to_reference") {
             self.controls.kl.update(*kl, batch.len());
@@ -237,12 +255,15 @@ impl Ppo {
         configured * warmup.min(1.0) * self.controls.rate.factor
     }
 
-    fn prepare<'a>(&self, batch: &'a [Trajectory], metrics: &mut Metrics) -> Prepared<'a> {
+    fn prepare<'a>(&self, batch: &'a [Trajectory], metrics: &mut Metrics) -> Result<Prepared<'a>, TrainError> {
         let settings = &self.settings;
         let trajectories: Vec<&Trajectory> = batch.iter().collect();
-        let said = evaluate(&self.actor, &trajectories, &settings.forward);
-        let reference = self.reference.as_ref().map(|model| evaluate(model, &trajectories, &settings.forward).values);
-        let values = self.critic.as_ref().map(|critic| evaluate_values(critic, &trajectories, &settings.forward));
+        let evaluate = |model| evaluate_among(&self.group, model, &trajectories, &settings.forward);
+        let said = evaluate(&self.actor)?;
+        let reference = self.reference.as_ref().map(evaluate).transpose()?.map(|said| said.values);
+        let values = self.critic.as_ref();
+        let values = values.map(|critic| evaluate_values_among(&self.group, critic, &trajectories, &settings.forward));
+        let values = values.transpose()?;
         let mut prepared = Prepared {
             old: said.values,
             reference,
@@ -259,7 +280,7 @@ impl Ppo {
             prepared.weights.push(weights(old, &sampler, &vec![true; old.len()], settings.correction));
         }
         report(&prepared, &said.entropies, metrics);
-        prepared
+        Ok(prepared)
     }
 
     /// Advantages and returns from rewards, the KL penalty and the critic or the group.
@@ -314,14 +335,19 @@ impl Ppo {
         }
     }
 
-    fn update_critic(&mut self, prepared: &Prepared, mini_batch: &[usize], updates: &mut Updates) {
+    fn update_critic(
+        &mut self,
+        prepared: &Prepared,
+        mini_batch: &[usize],
+        updates: &mut Updates,
+    ) -> Result<(), TrainError> {
         let rate = self.rate(self.settings.critic_rate) / self.controls.rate.factor;
-        let (Some(critic), Some(optimizer)) = (&self.critic, &mut self.critic_optimizer) else { return };
-        let Some(old_values) = &prepared.values else { return };
+        let (Some(critic), Some(optimizer)) = (&self.critic, &mut self.critic_optimizer) else { return Ok(()) };
+        let Some(old_values) = &prepared.values else { return Ok(()) };
         let settings = &self.settings;
         let share = token_weights(prepared, mini_batch, settings, false);
         let device = device(critic);
-        for part in parts(prepared, mini_batch, &share, settings) {
+        for part in parts(prepared, mini_batch, &share, settings, &self.group) {
             let trajectories: Vec<&Trajectory> = part.iter().map(|(_, index)| prepared.trajectories[*index]).collect();
             let rows = Rows::new(&trajectories, device);
             let old = flat(&part, device, |_, index| old_values[index].clone());
@@ -337,22 +363,29 @@ impl Ppo {
             });
             optimizer.accumulate();
         }
+        self.group.sum(optimizer.gradient())?;
         let step = optimizer.step(rate);
         updates.critic_grad_norm.push(step.grad_norm, step.applied);
         updates.critic_steps += 1;
+        Ok(())
     }
 
-    fn update_actor(&mut self, prepared: &Prepared, mini_batch: &[usize], updates: &mut Updates) {
+    fn update_actor(
+        &mut self,
+        prepared: &Prepared,
+        mini_batch: &[usize],
+        updates: &mut Updates,
+    ) -> Result<(), TrainError> {
         let rate = self.rate(self.settings.actor_rate);
         let settings = &self.settings;
         let share = token_weights(prepared, mini_batch, settings, true);
         if share.iter().flatten().all(|weight| *weight == 0.0) {
             updates.empty += 1;
-            return;
+            return Ok(());
         }
         let device = device(&self.actor);
         let beta = if settings.kl_place == KlPlace::Loss { self.controls.kl.beta() } else { 0.0 };
-        for part in parts(prepared, mini_batch, &share, settings) {
+        for part in parts(prepared, mini_batch, &share, settings, &self.group) {
             let trajectories: Vec<&Trajectory> = part.iter().map(|(_, index)| prepared.trajectories[*index]).collect();
             let rows = Rows::new(&trajectories, device);
             updates.actor_tokens += trajectories.iter().map(|trajectory| trajectory.ids.len()).sum::<usize>();
@@ -382,9 +415,11 @@ impl Ppo {
             });
             self.actor_optimizer.accumulate();
         }
+        self.group.sum(self.actor_optimizer.gradient())?;
         let step = self.actor_optimizer.step(rate);
         updates.actor_grad_norm.push(step.grad_norm, step.applied);
         updates.actor_steps += 1;
+        Ok(())
     }
 }
 
@@ -434,13 +469,14 @@ fn token_weights(prepared: &Prepared, mini_batch: &[usize], settings: &PpoSettin
     scaled.collect()
 }
 
-/// The micro-batches of a mini-batch: for each trajectory its place in the mini-batch and its index in the batch. Those without
+/// This process's micro-batches of a mini-batch: for each trajectory its place in the mini-batch and its index in the batch. Those without
 /// any weight are left out: in groups of equal rewards they can be nine of ten, and computing them changes nothing.
 fn parts(
     prepared: &Prepared,
     mini_batch: &[usize],
     share: &[Vec<f64>],
     settings: &PpoSettings,
+    group: &Group,
 ) -> Vec<Vec<(usize, usize)>> {
     let counting: Vec<(usize, usize)> = mini_batch
         .iter()
@@ -449,143 +485,15 @@ fn parts(
         .filter(|(place, _)| share[*place].iter().any(|weight| *weight != 0.0))
         .collect();
     let trajectories: Vec<&Trajectory> = counting.iter().map(|(_, index)| prepared.trajectories[*index]).collect();
-    let ranges = micro_batches(&trajectories, settings.forward.micro_batch_tokens);
-    ranges.into_iter().map(|range| counting[range].to_vec()).collect()
+    let own = own(&trajectories, group);
+    let ranges = micro_batches(&trajectories[own.clone()], settings.forward.micro_batch_tokens);
+    ranges.into_iter().map(|range| counting[own.clone()][range].to_vec()).collect()
 }
 
 /// The values of a micro-batch's rows, float32.
 fn flat(part: &[(usize, usize)], device: tch::Device, values: impl Fn(usize, usize) -> Vec<f64>) -> Tensor {
     let all: Vec<f64> = part.iter().flat_map(|(place, index)| values(*place, *index)).collect();
     Tensor::from_slice(&all).to_kind(Kind::Float).to_device(device)
-}
-
-fn scalar(tensor: &Tensor) -> f64 {
-    f64::try_from(tensor.detach()).unwrap_or(f64::NAN)
-}
-
-/// A mean over tokens that is added up over micro-batches.
-#[derive(Default)]
-struct Mean {
-    sum: f64,
-    count: f64,
-}
-
-impl Mean {
-    fn add(&mut self, values: &Tensor) {
-        self.sum += scalar(&values.sum(Kind::Float));
-        self.count += values.numel() as f64;
-    }
-
-    fn mean(&self) -> f64 {
-        if self.count == 0.0 { 0.0 } else { self.sum / self.count }
-    }
-}
-
-#[derive(Default)]
-struct GradNorms {
-    largest: f64,
-    skipped: f64,
-}
-
-impl GradNorms {
-    fn push(&mut self, norm: f64, applied: bool) {
-        self.largest = if applied { self.largest.max(norm) } else { self.largest };
-        self.skipped += f64::from(!applied);
-    }
-}
-
-/// What the updates of one step came to.
-#[derive(Default)]
-struct Updates {
-    actor_loss: f64,
-    actor_kl: Mean,
-    clipped: Mean,
-    clipped_lower: Mean,
-    actor_grad_norm: GradNorms,
-    actor_steps: u32,
-    /// Tokens that went through the actor, prompts included.
-    actor_tokens: usize,
-    critic_loss: f64,
-    critic_clipped: Mean,
-    critic_grad_norm: GradNorms,
-    critic_steps: u32,
-    empty: u32,
-}
-
-impl Updates {
-    fn report(&self, metrics: &mut Metrics) {
-        let mut put = |name: &str, value: f64| {
-            metrics.insert(name.to_owned(), value);
-        };
-        if self.actor_steps > 0 {
-            put("actor/pg_loss", self.actor_loss / f64::from(self.actor_steps));
-            put("actor/ppo_kl", self.actor_kl.mean());
-            put("actor/pg_clipfrac", self.clipped.mean());
-            put("actor/pg_clipfrac_lower", self.clipped_lower.mean());
-            put("actor/grad_norm", self.actor_grad_norm.largest);
-        }
-        put("actor/updates", f64::from(self.actor_steps));
-        put("actor/tokens_of_updates", self.actor_tokens as f64);
-        put("actor/updates_without_signal", f64::from(self.empty));
-        put("actor/updates_skipped", self.actor_grad_norm.skipped);
-        if self.critic_steps > 0 {
-            put("critic/vf_loss", self.critic_loss / f64::from(self.critic_steps));
-            put("critic/vf_clipfrac", self.critic_clipped.mean());
-            put("critic/grad_norm", self.critic_grad_norm.largest);
-            put("critic/updates_skipped", self.critic_grad_norm.skipped);
-        }
-    }
-}
-
-/// What is known before the first update.
-fn report(prepared: &Prepared, entropies: &[Vec<f64>], metrics: &mut Metrics) {
-    let trajectories = &prepared.trajectories;
-    let all = |rows: &[Vec<f64>]| rows.concat();
-    let mean = |values: &[f64]| masked_mean(values, &vec![true; values.len()]);
-    let mut put = |name: &str, value: f64| {
-        metrics.insert(name.to_owned(), value);
-    };
-    let mut spread = |name: &str, values: &[f64]| {
-        put(&format!("{name}/mean"), mean(values));
-        put(&format!("{name}/max"), values.iter().copied().fold(f64::NEG_INFINITY, f64::max));
-        put(&format!("{name}/min"), values.iter().copied().fold(f64::INFINITY, f64::min));
-    };
-    spread("critic/score", &trajectories.iter().map(|trajectory| trajectory.reward).collect::<Vec<_>>());
-    spread("critic/advantages", &all(&prepared.advantages));
-    if let Some(values) = &prepared.values {
-        spread("critic/values", &all(values));
-        spread("critic/returns", &all(&prepared.returns));
-    }
-    let lengths: Vec<f64> = trajectories.iter().map(|trajectory| trajectory.generated() as f64).collect();
-    spread("response_length", &lengths);
-    let prompts =
-        trajectories.iter().map(|trajectory| trajectory.mask.iter().take_while(|generated| !**generated).count());
-    spread("prompt_length", &prompts.map(|length| length as f64).collect::<Vec<_>>());
-    spread("num_turns", &trajectories.iter().map(|trajectory| trajectory.turns as f64).collect::<Vec<_>>());
-    let truncated = trajectories.iter().filter(|trajectory| trajectory.truncated).count();
-    put("response_length/clip_ratio", truncated as f64 / trajectories.len() as f64);
-    put("actor/entropy", mean(&all(entropies)));
-    if let Some(values) = &prepared.values {
-        let (values, returns) = (all(values), all(&prepared.returns));
-        put("critic/vf_explained_var", explained_variance(&values, &returns, &vec![true; values.len()]));
-    }
-    let old = all(&prepared.old);
-    let sampler: Vec<f64> =
-        trajectories.iter().flat_map(|trajectory| trajectory.at_generated(&trajectory.log_probs)).collect();
-    let mismatch = Mismatch::of(&old, &sampler);
-    put("training/rollout_probs_diff_max", mismatch.max);
-    put("training/rollout_probs_diff_mean", mismatch.mean);
-    put("training/rollout_probs_diff_std", mismatch.std);
-    let weights = all(&prepared.weights);
-    put("rollout_corr/weight_mean", mean(&weights));
-    put("rollout_corr/left_out", weights.iter().filter(|weight| **weight == 0.0).count() as f64 / weights.len() as f64);
-    if let Some(reference) = &prepared.reference {
-        let difference: Vec<f64> = old.iter().zip(all(reference)).map(|(old, reference)| old - reference).collect();
-        put("actor/kl_to_reference", mean(&difference));
-    }
-    let left_out = prepared.counts.iter().filter(|counts| !**counts).count();
-    put("actor/trajectories_left_out", left_out as f64 / trajectories.len() as f64);
-    put("perf/total_num_tokens", trajectories.iter().map(|trajectory| trajectory.ids.len() as f64).sum());
 }
 
 #[cfg(test)]

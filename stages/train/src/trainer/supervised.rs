@@ -5,13 +5,13 @@
 //! trajectories, where V in the target is the critic at the beginning of the pass.
 
 use std::path::Path;
+use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
-use super::forward::{
-    ForwardSettings, Rows, backward, device, evaluate, evaluate_values, log_probs, micro_batches, side_by_side,
-};
+use super::division::{evaluate_values_among, own};
+use super::forward::{ForwardSettings, Rows, backward, device, evaluate, log_probs, micro_batches, side_by_side};
 use super::ppo::Lambda;
 use super::trajectory::Trajectory;
 use super::{Metrics, shuffled};
@@ -20,6 +20,7 @@ use crate::algorithm::advantage::gae;
 use crate::algorithm::loss::{Aggregation, value_terms};
 use crate::algorithm::statistics::explained_variance;
 use crate::checkpoint::write_file;
+use crate::group::Group;
 use crate::model::Decoder;
 use crate::optimizer::{AdamW, Optimizer};
 
@@ -71,6 +72,7 @@ pub struct Supervised {
     optimizer: Optimizer,
     trajectories: Vec<Trajectory>,
     progress: Progress,
+    group: Rc<Group>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -93,7 +95,13 @@ impl Supervised {
             return Err(TrainError::new("no trajectory is left to train on"));
         }
         let optimizer = Optimizer::new(model.parameters(), settings.adamw);
-        Ok(Self { settings, model, optimizer, trajectories, progress: Progress::default() })
+        let (progress, group) = (Progress::default(), Rc::new(Group::alone()));
+        Ok(Self { settings, model, optimizer, trajectories, progress, group })
+    }
+
+    /// The same as one process of a group, all of which were given the same trajectories.
+    pub fn within(self, group: Rc<Group>) -> Self {
+        Self { group, ..self }
     }
 
     /// What is trained.
@@ -115,6 +123,11 @@ impl Supervised {
         self.trajectories.len().div_ceil(self.settings.batch.max(1)) as u64
     }
 
+    /// A number that follows from all weights and moments.
+    pub fn fingerprint(&self) -> u64 {
+        self.optimizer.fingerprint()
+    }
+
     /// Writes all that the next update depends on into a folder.
     pub fn save(&self, folder: &Path) -> Result<(), TrainError> {
         write_file(&folder.join("progress.json"), &serde_json::to_vec(&self.progress).expect("plain data"))?;
@@ -134,7 +147,8 @@ impl Supervised {
         let (pass, place) = (self.progress.step / self.steps_of_a_pass(), self.progress.step % self.steps_of_a_pass());
         if place == 0 && matches!(self.settings.objective, Objective::Value { .. }) {
             let all: Vec<&Trajectory> = self.trajectories.iter().collect();
-            self.progress.values = evaluate_values(&self.model, &all, &self.settings.forward);
+            let forward = &self.settings.forward;
+            self.progress.values = evaluate_values_among(&self.group, &self.model, &all, forward)?;
         }
         let order = shuffled(self.trajectories.len(), self.settings.seed, pass);
         let mut batch: Vec<usize> =
@@ -142,9 +156,12 @@ impl Supervised {
         side_by_side(&mut batch, |index| &self.trajectories[index]);
         let mut metrics = Metrics::from([("epoch".to_owned(), pass as f64)]);
         match self.settings.objective {
-            Objective::Likelihood => self.likelihood(&batch, &mut metrics),
-            Objective::Value { gamma, lambda, clip } => self.value(&batch, gamma, lambda, clip, &mut metrics),
+            Objective::Likelihood => self.likelihood(&batch, &mut metrics)?,
+            Objective::Value { gamma, lambda, clip } => {
+                self.value(&batch, gamma, lambda, clip, &mut metrics)?;
+            }
         }
+        self.group.sum(self.optimizer.gradient())?;
         let rate = self.rate();
         let step = self.optimizer.step(rate);
         metrics.extend([("grad_norm".into(), step.grad_norm), ("lr".into(), rate)]);
@@ -161,16 +178,18 @@ impl Supervised {
         settings.rate * warmup * (settings.final_rate + (1.0 - settings.final_rate) * cosine)
     }
 
-    /// Each trajectory's token weights, and the micro-batches as ranges of `batch`.
+    /// Each trajectory's token weights, and this process's micro-batches as ranges of `batch`.
     fn divided(&self, batch: &[usize]) -> (Vec<f64>, Vec<std::ops::Range<usize>>) {
         let trajectories: Vec<&Trajectory> = batch.iter().map(|index| &self.trajectories[*index]).collect();
         let tokens: Vec<usize> = trajectories.iter().map(|trajectory| trajectory.generated()).collect();
         let width = tokens.iter().copied().max().unwrap_or_default();
         let weights = self.settings.aggregation.weights(&tokens, width);
-        (weights, micro_batches(&trajectories, self.settings.forward.micro_batch_tokens))
+        let own = own(&trajectories, &self.group);
+        let ranges = micro_batches(&trajectories[own.clone()], self.settings.forward.micro_batch_tokens);
+        (weights, ranges.into_iter().map(|range| own.start + range.start..own.start + range.end).collect())
     }
 
-    fn likelihood(&mut self, batch: &[usize], metrics: &mut Metrics) {
+    fn likelihood(&mut self, batch: &[usize], metrics: &mut Metrics) -> Result<(), TrainError> {
         let (weights, ranges) = self.divided(batch);
         let (mut loss_sum, mut log_prob_sum, mut tokens) = (0.0, 0.0, 0.0);
         for range in ranges {
@@ -186,11 +205,20 @@ impl Supervised {
             });
             self.optimizer.accumulate();
         }
-        metrics.insert("actor/loss".into(), loss_sum);
-        metrics.insert("actor/perplexity".into(), (-log_prob_sum / tokens).exp());
+        let totals = self.group.totals(&[loss_sum, log_prob_sum, tokens])?;
+        metrics.insert("actor/loss".into(), totals[0]);
+        metrics.insert("actor/perplexity".into(), (-totals[1] / totals[2]).exp());
+        Ok(())
     }
 
-    fn value(&mut self, batch: &[usize], gamma: f64, lambda: Lambda, clip: f64, metrics: &mut Metrics) {
+    fn value(
+        &mut self,
+        batch: &[usize],
+        gamma: f64,
+        lambda: Lambda,
+        clip: f64,
+        metrics: &mut Metrics,
+    ) -> Result<(), TrainError> {
         let (weights, ranges) = self.divided(batch);
         let device = device(&self.model);
         let targets: Vec<Vec<f64>> = batch.iter().map(|index| self.targets(*index, gamma, lambda)).collect();
@@ -210,9 +238,10 @@ impl Supervised {
             });
             self.optimizer.accumulate();
         }
-        let returns = targets.concat();
-        metrics.insert("critic/vf_loss".into(), loss_sum);
+        let (said, returns) = (self.group.gather_numbers(&said)?.concat(), targets.concat());
+        metrics.insert("critic/vf_loss".into(), self.group.totals(&[loss_sum])?[0]);
         metrics.insert("critic/vf_explained_var".into(), explained_variance(&said, &returns, &vec![true; said.len()]));
+        Ok(())
     }
 
     fn targets(&self, index: usize, gamma: f64, lambda: Lambda) -> Vec<f64> {

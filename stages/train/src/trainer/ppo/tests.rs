@@ -6,6 +6,7 @@ use crate::checkpoint::read_tensors;
 use crate::model::Head;
 
 mod formulas;
+mod processes;
 
 fn settings() -> PpoSettings {
     PpoSettings {

@@ -1,5 +1,9 @@
-use super::super::tiny_test::{FORWARD, decoder, sample, values};
+use super::super::division::divide;
+use super::super::forward::{evaluate_values, numbers};
+use super::super::tiny_test::{FORWARD, decoder, difference, sample, values};
 use super::*;
+use crate::checkpoint::read_tensors;
+use crate::group::tests::together;
 use crate::model::Head;
 use crate::random;
 
@@ -98,4 +102,76 @@ fn a_run_that_is_loaded_goes_on_with_the_same_bits() {
 fn nothing_to_train_on_is_an_error() {
     let refused = Supervised::new(settings(Objective::Likelihood), decoder(4, Head::Language, 1), Vec::new());
     assert!(refused.err().unwrap().message.contains("no trajectory is left"));
+}
+
+/// The largest difference between processes and one process, relative to the largest value.
+const TOLERANCE: f64 = 1e-5;
+
+/// Answers of different lengths to prompts of different lengths, with rewards.
+fn uneven() -> Vec<Trajectory> {
+    let prompts: Vec<Vec<i64>> = (0..13).map(|index| vec![1 + index % 3; 2 + (index % 3) as usize * 4]).collect();
+    let mut all = sample(&decoder(6, Head::Language, 9), &prompts, 12, 1);
+    all.iter_mut().enumerate().for_each(|(index, trajectory)| trajectory.reward = (index as f64).sin());
+    all
+}
+
+/// Weights, metrics of each update, and the fingerprint, after two passes over uneven trajectories.
+fn train(objective: Objective, group: Group) -> (Vec<f64>, Vec<Metrics>, u64) {
+    // ε keeps Adam's step a function of the gradient's size.
+    let adamw = AdamW { epsilon: 1e-3, weight_decay: 0.0, ..AdamW::default() };
+    let settings = SupervisedSettings { batch: 7, epochs: 2, adamw, ..settings(objective) };
+    let head = if objective == Objective::Likelihood { Head::Language } else { Head::Value };
+    let mut run = Supervised::new(settings, decoder(6, head, 1), uneven()).unwrap().within(Rc::new(group));
+    let metrics = (0..run.steps()).map(|_| run.update().unwrap()).collect();
+    (values(run.model()).into_iter().map(f64::from).collect(), metrics, run.fingerprint())
+}
+
+#[test]
+fn two_and_three_processes_come_to_what_one_comes_to() {
+    let value = Objective::Value { gamma: 1.0, lambda: Lambda::Fixed(0.95), clip: 0.5 };
+    for objective in [Objective::Likelihood, value] {
+        let (weights, metrics, _) = train(objective, Group::alone());
+        for size in [2, 3] {
+            let ends = together(size, |group| train(objective, group));
+            for end in &ends {
+                assert_eq!(end, &ends[0], "not by a bit from each other");
+                assert!(difference(&weights, &end.0) < TOLERANCE, "{:e}", difference(&weights, &end.0));
+                for (one, other) in metrics.iter().zip(&end.1) {
+                    for (name, value) in one {
+                        let apart = (value - other[name]).abs() / value.abs().max(1.0);
+                        assert!(apart < TOLERANCE, "{name}: {value} {}", other[name]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The usual mistake of data parallelism: each process takes the mean over its own tokens, and the mean of these is taken.
+/// It is further from one process than the tolerance, by far.
+#[test]
+fn weights_normalised_by_each_process_would_be_noticed() {
+    let gradient = |trajectories: Vec<Trajectory>, group: Group| {
+        // The first moment of one update is a tenth of its gradient.
+        let adamw = AdamW { max_grad_norm: 0.0, ..AdamW::default() };
+        let settings = SupervisedSettings { adamw, ..settings(Objective::Likelihood) };
+        let run = Supervised::new(settings, decoder(6, Head::Language, 1), trajectories).unwrap();
+        let mut run = run.within(Rc::new(group));
+        run.update().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        run.save(folder.path()).unwrap();
+        numbers(&(&read_tensors(&folder.path().join("model.safetensors")).unwrap().0["first"] * 10.0))
+    };
+    let one = gradient(uneven(), Group::alone());
+    let two = together(2, |group| gradient(uneven(), group)).swap_remove(1);
+    assert!(difference(&one, &two) < TOLERANCE, "{:e}", difference(&one, &two));
+
+    let all = uneven();
+    let mut order: Vec<usize> = (0..all.len()).collect();
+    side_by_side(&mut order, |index| &all[index]);
+    let sorted: Vec<&Trajectory> = order.iter().map(|index| &all[*index]).collect();
+    let part = |range: std::ops::Range<usize>| sorted[range].iter().map(|one| (*one).clone()).collect();
+    let own: Vec<_> = divide(&sorted, 2).into_iter().map(|range| gradient(part(range), Group::alone())).collect();
+    let mistaken: Vec<f64> = own[0].iter().zip(&own[1]).map(|(one, other)| (one + other) / 2.0).collect();
+    assert!(difference(&one, &mistaken) > 1000.0 * TOLERANCE, "{:e}", difference(&one, &mistaken));
 }

@@ -215,7 +215,7 @@ fn gradients_are_those_of_the_formulas_and_of_no_known_mistake() {
     let mut run = ppo(settings.clone(), actor());
     run.critic = Some(critic());
     run.critic_optimizer = run.critic.as_ref().map(|critic| Optimizer::new(critic.parameters(), settings.adamw));
-    let prepared = run.prepare(&batch, &mut Metrics::new());
+    let prepared = run.prepare(&batch, &mut Metrics::new()).unwrap();
     // As after an update or two: what is old and what is new differ, some by more than the clips.
     let [new_actor, new_critic] = [moved(actor(), 8, 0.05), moved(critic(), 9, 0.05)];
     no_grad(|| {
@@ -226,8 +226,8 @@ fn gradients_are_those_of_the_formulas_and_of_no_known_mistake() {
         }
     });
     let (all, mut updates): (Vec<usize>, _) = ((0..batch.len()).collect(), Updates::default());
-    run.update_actor(&prepared, &all, &mut updates);
-    run.update_critic(&prepared, &all, &mut updates);
+    run.update_actor(&prepared, &all, &mut updates).unwrap();
+    run.update_critic(&prepared, &all, &mut updates).unwrap();
     for clipped in [&updates.clipped, &updates.critic_clipped] {
         assert!((0.1..0.9).contains(&clipped.mean()), "some are clipped: {}", clipped.mean());
     }
