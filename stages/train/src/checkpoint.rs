@@ -116,6 +116,11 @@ impl Checkpoints {
         Ok(self.all()?.into_iter().rfind(|(step, _)| *step <= steps))
     }
 
+    /// Where the one of a step lies, if it is there.
+    pub fn path(&self, step: u64) -> PathBuf {
+        self.home.join(format!("step-{step:08}"))
+    }
+
     /// Every whole one, ordered by step.
     pub fn all(&self) -> Result<Vec<(u64, PathBuf)>, TrainError> {
         let mut found = Vec::new();
@@ -133,7 +138,7 @@ impl Checkpoints {
     /// Writes the one of `step` by `fill`, which is given an empty folder; where it lies. Of those before it the oldest are
     /// removed, and those of a longer run stay.
     pub fn write(&self, step: u64, fill: impl FnOnce(&Path) -> Result<(), TrainError>) -> Result<PathBuf, TrainError> {
-        let path = self.home.join(format!("step-{step:08}"));
+        let path = self.path(step);
         let partial = self.home.join(format!("partial-{step:08}"));
         remove(&partial)?;
         fs::create_dir_all(&partial).map_err(TrainError::file(&partial))?;

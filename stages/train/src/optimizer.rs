@@ -293,6 +293,29 @@ mod tests {
     }
 
     #[test]
+    fn a_fingerprint_follows_from_every_bit_and_its_place() {
+        let made = || {
+            let parameters = parameters();
+            let mut optimizer = Optimizer::new(&parameters, AdamW::default());
+            backward(&parameters, 1);
+            optimizer.accumulate();
+            optimizer.step(0.1);
+            optimizer
+        };
+        let own = made().fingerprint();
+        assert_eq!(own, made().fingerprint());
+        let changed = |change: fn(&mut Optimizer)| {
+            let mut other = made();
+            no_grad(|| change(&mut other));
+            other.fingerprint()
+        };
+        assert_ne!(own, changed(|other| drop(other.master.view_dtype(Kind::Int).get(3).g_add_scalar_(1))));
+        assert_ne!(own, changed(|other| drop(other.second.view_dtype(Kind::Int).get(7).g_add_scalar_(1))));
+        assert_ne!(own, changed(|other| other.first = other.first.flip([0])));
+        assert_ne!(own, changed(|other| other.steps += 1));
+    }
+
+    #[test]
     fn a_saved_optimizer_goes_on_with_the_same_bits() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("optimizer.safetensors");

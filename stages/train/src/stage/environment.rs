@@ -1,7 +1,12 @@
 //! What a policy is asked, and what its answers are worth.
+//!
+//! Each of several processes works with its part of a step's tasks, with a sampler and a judge of its own, and all of them get all
+//! episodes. A task comes to the same process again where that makes no other wait, since the judge of that one knows it: its
+//! reference, its baselines, its verdicts.
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::vec::IntoIter;
 
 use cuda_agent_agent::episode::{Assignment, EpisodeError, Judging, Rules, Stage};
 use cuda_agent_agent::phases::Phases;
@@ -10,11 +15,14 @@ use cuda_agent_agent::prompts::Prompts;
 use cuda_agent_agent::trajectory::{self, Ending, Form, Trajectory as Episode, Turn};
 use cuda_agent_kernels::judge::{Admission, Judge};
 use cuda_agent_protocol::{ProgramError, Request};
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::policy::Local;
-use super::{episodes, input_path};
+use super::{episodes, input_path, json};
+use crate::TrainError;
+use crate::group::Group;
 use crate::trainer::trajectory::Trajectory;
 
 /// A task of the table.
@@ -37,8 +45,8 @@ pub enum Source {
 /// Tasks, and how episodes with them go.
 pub struct Environment {
     rules: Rules,
-    /// Tasks that are left, in the order of their table.
-    tasks: Vec<Task>,
+    /// Tasks that are left, in the order of their table, each with the process that it was admitted by.
+    tasks: Vec<(usize, Task)>,
     kind: Kind,
     /// Why tasks were left out.
     pub refused: Vec<String>,
@@ -73,26 +81,36 @@ pub struct Collected {
 
 impl Environment {
     /// Reads the tasks and starts what judges.
-    pub fn open(request: &Request, source: Source, rules: Rules, column: &str) -> Result<Self, ProgramError> {
+    pub fn open(
+        request: &Request,
+        source: Source,
+        rules: Rules,
+        column: &str,
+        group: &Group,
+    ) -> Result<Self, ProgramError> {
         let path = super::required(request, "tasks")?;
-        let rows = read(path, source, column)?;
+        let rows = read(path, source, column)?.into_iter().enumerate();
+        let rows = rows.map(|(index, row)| (index % group.size(), row));
         let (mut tasks, mut refused) = (Vec::new(), Vec::new());
         if source == Source::Expected {
-            let tasks = rows.into_iter().map(Task::Text).collect();
+            let tasks = rows.map(|(owner, row)| (owner, Task::Text(row))).collect();
             return Ok(Self { rules, tasks, kind: Kind::Expected, refused });
         }
         let prompts = match input_path(request, "prompts") {
             Some(folder) => Prompts::with(folder).map_err(|error| ProgramError::input(error.to_string()))?,
             None => Prompts::own(),
         };
-        // Of several cards the first one computes and the others judge. One card can't do both at once.
+        // Of a process's cards the first one computes and the others judge. One card can't do both at once.
         let gpus = request.resources.gpus.len();
-        let judge = cuda_agent_kernels::stage::judge(request, usize::from(gpus > 1))?;
-        for row in rows {
+        let judge = cuda_agent_kernels::stage::judge(&own_folder(request, group)?, usize::from(gpus > 1))?;
+        let rows: Vec<(usize, Row)> = rows.collect();
+        let mut admitted = admit(&judge, &rows, group)?;
+        for (owner, row) in rows {
             let task = judge.task(&row.code);
-            match judge.admit(&task)? {
-                Admission::Admitted(contract) => tasks.push(Task::Kernel(Assignment { task, contract })),
-                Admission::Refused(why) => refused.push(why),
+            match admitted[owner].next() {
+                Some(Admission::Admitted(contract)) => tasks.push((owner, Task::Kernel(Assignment { task, contract }))),
+                Some(Admission::Refused(why)) => refused.push(why),
+                None => return Err(TrainError::new("a process has admitted fewer tasks than it was given").into()),
             }
         }
         let kind = Kind::Kernels { judge: Box::new(judge), prompts, phases: Phases::new(gpus == 1) };
@@ -104,31 +122,38 @@ impl Environment {
         self.tasks.len()
     }
 
-    /// `samples` episodes with each of `chosen` tasks, all of them side by side. `seed` keys their random numbers.
+    /// `samples` episodes with each of `chosen` tasks, all of them side by side. `seed` keys their random numbers, so that it
+    /// doesn't matter which process has which.
     pub fn collect(
         &self,
         policy: &Local,
         chosen: &[usize],
         samples: u32,
         seed: i64,
+        group: &Group,
     ) -> Result<Collected, ProgramError> {
         let rules = Rules { seed, ..self.rules.clone() };
+        let owners: Vec<usize> = chosen.iter().map(|task| self.tasks[*task].0).collect();
+        let workers = workers(&owners, group.size());
+        let own = chosen.iter().zip(&workers).filter(|(_, worker)| **worker == group.rank()).map(|(task, _)| *task);
         let ends: Vec<_> = std::thread::scope(|scope| {
             let rules = &rules;
-            let pairs = chosen.iter().flat_map(|task| (0..samples).map(move |sample| (*task, sample)));
+            let pairs = own.flat_map(|task| (0..samples).map(move |sample| (task, sample)));
             let threads: Vec<_> =
                 pairs.map(|(task, sample)| scope.spawn(move || self.episode(policy, rules, task, sample))).collect();
             threads.into_iter().map(|thread| thread.join().expect("an episode does not panic")).collect()
         });
+        let own: Vec<One> = ends.into_iter().collect::<Result<_, _>>()?;
+        let mut all: Vec<_> = exchange(group, own)?.into_iter().map(Vec::into_iter).collect();
         let mut collected = Collected::default();
-        for end in ends {
-            collected.add(end?);
+        for worker in workers {
+            all[worker].by_ref().take(samples as usize).for_each(|one| collected.add(one));
         }
         Ok(collected)
     }
 
     fn episode(&self, policy: &Local, rules: &Rules, task: usize, sample: u32) -> Result<One, ProgramError> {
-        match (&self.tasks[task], &self.kind) {
+        match (&self.tasks[task].1, &self.kind) {
             (Task::Kernel(assignment), Kind::Kernels { judge, prompts, phases }) => {
                 let judge: &dyn Judging = judge.as_ref();
                 let stage = Stage { policy, judge, prompts, phases, rules };
@@ -148,7 +173,48 @@ impl Environment {
     }
 }
 
+/// The request with a folder for this process's judge: its journal is its own.
+fn own_folder(request: &Request, group: &Group) -> Result<Request, ProgramError> {
+    let mut request = request.clone();
+    if !group.is_first() {
+        request.state_dir.push(format!("process-{}", group.rank()));
+        std::fs::create_dir_all(&request.state_dir).map_err(TrainError::file(&request.state_dir))?;
+    }
+    Ok(request)
+}
+
+/// Whether tasks may be worked with, by the process that looked at them, in the order of the table. Each process looks at its own, and
+/// none at another's: two judges might not agree.
+fn admit(judge: &Judge, rows: &[(usize, Row)], group: &Group) -> Result<Vec<IntoIter<Admission>>, ProgramError> {
+    let own = rows.iter().filter(|(owner, _)| *owner == group.rank());
+    let own = own.map(|(_, row)| judge.admit(&judge.task(&row.code))).collect::<Result<Vec<_>, _>>()?;
+    Ok(exchange(group, own)?.into_iter().map(Vec::into_iter).collect())
+}
+
+/// What every process has, by rank.
+fn exchange<T: Serialize + DeserializeOwned>(group: &Group, own: Vec<T>) -> Result<Vec<Vec<T>>, ProgramError> {
+    if group.size() == 1 {
+        return Ok(vec![own]);
+    }
+    let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes).map_err(|error| TrainError::new(error.to_string()));
+    let all = group.gather(&json(&own))?;
+    Ok(all.iter().map(read).collect::<Result<_, _>>()?)
+}
+
+/// Which process works with each task of a step, by the processes that know them: that one, unless it has its share already.
+fn workers(owners: &[usize], size: usize) -> Vec<usize> {
+    let (share, mut taken) = (owners.len().div_ceil(size), vec![0; size]);
+    let choose = |owner: &usize| {
+        let least = (0..size).min_by_key(|rank| taken[*rank]).expect("a group has a process");
+        let worker = if taken[*owner] < share { *owner } else { least };
+        taken[worker] += 1;
+        worker
+    };
+    owners.iter().map(choose).collect()
+}
+
 /// One episode.
+#[derive(Serialize, Deserialize)]
 struct One {
     trajectory: Option<Trajectory>,
     sampling_s: f64,
@@ -254,7 +320,17 @@ fn read(path: &Path, source: Source, column: &str) -> Result<Vec<Row>, ProgramEr
 
 #[cfg(test)]
 mod tests {
-    use super::agreement;
+    use super::{agreement, workers};
+
+    #[test]
+    fn a_task_is_its_owners_unless_another_has_less_to_do() {
+        assert_eq!(workers(&[0, 0, 0], 1), [0, 0, 0]);
+        assert_eq!(workers(&[0, 1, 1, 0], 2), [0, 1, 1, 0]);
+        assert_eq!(workers(&[1, 1, 1, 1, 0], 2), [1, 1, 1, 0, 0]);
+        assert_eq!(workers(&[2, 2, 2, 2], 3), [2, 2, 0, 1]);
+        assert_eq!(workers(&[1], 4), [1]);
+        assert!(workers(&[], 2).is_empty());
+    }
 
     #[test]
     fn an_answer_is_worth_the_share_that_it_begins_with() {

@@ -1,6 +1,7 @@
 //! `train/rft` and `train/critic-pretrain`: training on a table of trajectories.
 
 use std::path::Path;
+use std::rc::Rc;
 
 use cuda_agent_protocol::{Program, ProgramError};
 use serde::Deserialize;
@@ -10,6 +11,7 @@ use super::model::{ModelParams, write, write_adapter};
 use super::{Run, episodes, input_path, output_path, params, required, say, train};
 use crate::TrainError;
 use crate::algorithm::loss::Aggregation;
+use crate::group::Group;
 use crate::model::Head;
 use crate::optimizer::AdamW;
 use crate::trainer::Metrics;
@@ -91,10 +93,14 @@ impl Run for Supervised {
     fn load(&mut self, folder: &Path) -> Result<(), TrainError> {
         self.load(folder)
     }
+
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint()
+    }
 }
 
 /// Rejection fine-tuning: the likelihood of the trajectories that the funnel keeps.
-pub fn rft(program: &mut Program) -> Result<(), ProgramError> {
+pub fn rft(program: &mut Program, group: &Rc<Group>) -> Result<(), ProgramError> {
     let request = program.request.clone();
     let (optimizer, model): (OptimizerParams, ModelParams) = (params(&request)?, params(&request)?);
     let FunnelParams { reward_above, max_repeats, max_turns, per_task, drop_truncated } = params(&request)?;
@@ -104,8 +110,10 @@ pub fn rft(program: &mut Program) -> Result<(), ProgramError> {
     let (kept, mut account) = funnel(read.episodes, &limits);
     account.insert(0, Passed { filter: "has a reward", before, after: before - read.without_reward });
     say(program, "info", format!("{} of {before} trajectories are kept", kept.len()));
-    let lines = account.iter().map(|passed| json!(passed));
-    super::report::write_lines(output_path(&request, "funnel"), lines)?;
+    if group.is_first() {
+        let lines = account.iter().map(|passed| json!(passed));
+        super::report::write_lines(output_path(&request, "funnel"), lines)?;
+    }
     if kept.is_empty() {
         let account: Vec<String> =
             account.iter().map(|passed| format!("{} → {} {}", passed.before, passed.after, passed.filter)).collect();
@@ -116,16 +124,19 @@ pub fn rft(program: &mut Program) -> Result<(), ProgramError> {
         json!({"task_digest": trajectory.task, "sample": trajectory.sample, "reward": trajectory.reward,
             "tokens": trajectory.generated()})
     });
-    super::report::write_lines(output_path(&request, "kept"), rows)?;
+    if group.is_first() {
+        super::report::write_lines(output_path(&request, "kept"), rows)?;
+    }
     let folder = required(&request, "model")?;
     let decoder = model.load(&request, folder, Head::Language)?;
     let trajectories = kept.into_iter().map(|episode| episode.trajectory).collect();
     let settings = optimizer.settings(Objective::Likelihood, &model);
-    finish(program, Supervised::new(settings, decoder, trajectories)?, &optimizer, "model", folder)
+    let run = Supervised::new(settings, decoder, trajectories)?.within(group.clone());
+    finish(program, run, &optimizer, ("model", folder), group)
 }
 
 /// Value pre-training: the critic alone, on all trajectories.
-pub fn critic_pretrain(program: &mut Program) -> Result<(), ProgramError> {
+pub fn critic_pretrain(program: &mut Program, group: &Rc<Group>) -> Result<(), ProgramError> {
     let request = program.request.clone();
     let (optimizer, model): (OptimizerParams, ModelParams) = (params(&request)?, params(&request)?);
     let ValueParams { gamma, lambda, lambda_alpha, value_clip } = params(&request)?;
@@ -145,19 +156,23 @@ pub fn critic_pretrain(program: &mut Program) -> Result<(), ProgramError> {
     let lambda = if lambda_alpha > 0.0 { Lambda::ByLength(lambda_alpha) } else { Lambda::Fixed(lambda) };
     let objective = Objective::Value { gamma, lambda, clip: value_clip };
     let settings = optimizer.settings(objective, &model);
-    finish(program, Supervised::new(settings, critic, trajectories)?, &optimizer, "critic", folder)
+    let run = Supervised::new(settings, critic, trajectories)?.within(group.clone());
+    finish(program, run, &optimizer, ("critic", folder), group)
 }
 
-/// Trains to the end and writes what every kind writes.
+/// Trains to the end and writes what every kind writes: the model into an output, with the other files of where it came from.
 fn finish(
     program: &mut Program,
     mut run: Supervised,
     optimizer: &OptimizerParams,
-    output: &str,
-    origin: &Path,
+    (output, origin): (&str, &Path),
+    group: &Group,
 ) -> Result<(), ProgramError> {
     let steps = run.steps();
-    let log = train(program, &mut run, steps, optimizer.checkpoint_every)?;
+    let log = train(program, &mut run, steps, optimizer.checkpoint_every, group)?;
+    if !group.is_first() {
+        return Ok(());
+    }
     write(run.model(), output_path(&program.request, output), origin)?;
     if output == "model" {
         write_adapter(run.model(), &program.request)?;

@@ -1,6 +1,7 @@
 //! `train/ppo-warmup` and `train/ppo`: the policy samples, the judge judges, the trainer learns, step by step.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use cuda_agent_agent::episode::{Rules, Score};
 use cuda_agent_agent::policy::Sampling;
@@ -17,6 +18,7 @@ use crate::algorithm::advantage::GroupBaseline;
 use crate::algorithm::control::{AdaptiveRate, KlCoefficient, KlEstimate};
 use crate::algorithm::correction::Correction;
 use crate::algorithm::loss::{Aggregation, PolicyLoss};
+use crate::group::Group;
 use crate::model::{Decoder, Head};
 use crate::optimizer::AdamW;
 use crate::sampler::{Options, Sampler};
@@ -165,6 +167,7 @@ struct Online<'a> {
     alarm: Alarm,
     /// The last step's episodes, in checkpoints too: a run that ended right after its last one has them there.
     last: PathBuf,
+    group: Rc<Group>,
 }
 
 /// The `wanted` tasks of a step, of `all` that are ordered by difficulty: the next of a pass over those that the curriculum
@@ -197,14 +200,16 @@ impl Run for Online<'_> {
         let tasks = tasks(step, self.environment.len(), tasks_per_step, curriculum_steps, drawn_by as u64);
         let collected = self
             .environment
-            .collect(&self.policy, &tasks, self.params.samples, seed)
+            .collect(&self.policy, &tasks, self.params.samples, seed, &self.group)
             .map_err(|error| TrainError { message: error.message, hint: error.hint })?;
         let episodes = collected.trajectories.len() + collected.without_reward;
         if collected.trajectories.is_empty() {
             let message = format!("none of the {episodes} episodes of step {} has a reward", step + 1);
             return Err(TrainError::new(message).with_hint("`cuda-agent log STAGE` has the judge's messages"));
         }
-        super::report::write_lines(&self.last, collected.rows.into_iter())?;
+        if self.group.is_first() {
+            super::report::write_lines(&self.last, collected.rows.into_iter())?;
+        }
         let rollout_s = started.elapsed().as_secs_f64();
         let mut metrics = self.ppo.update(&collected.trajectories)?;
         let mut put = |name: &str, value: f64| metrics.insert(name.to_owned(), value);
@@ -234,13 +239,19 @@ impl Run for Online<'_> {
     }
 
     fn load(&mut self, folder: &Path) -> Result<(), TrainError> {
-        copy(&folder.join(TRAJECTORIES), &self.last)?;
+        if self.group.is_first() {
+            copy(&folder.join(TRAJECTORIES), &self.last)?;
+        }
         self.ppo.load(folder)
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.ppo.fingerprint()
     }
 }
 
 /// Runs either kind: `form` is what they differ in, beside the defaults of their parameters.
-pub fn ppo(program: &mut Program, form: Form) -> Result<(), ProgramError> {
+pub fn ppo(program: &mut Program, form: Form, group: &Rc<Group>) -> Result<(), ProgramError> {
     let request = program.request.clone();
     let (rollout, learning): (RolloutParams, LearningParams) = (params(&request)?, params(&request)?);
     let model: ModelParams = params(&request)?;
@@ -272,7 +283,7 @@ pub fn ppo(program: &mut Program, form: Form) -> Result<(), ProgramError> {
         timing: rollout.timing,
         prefill: rollout.prefill,
     };
-    let environment = Environment::open(&request, rollout.judge, rules, &rollout.curriculum)?;
+    let environment = Environment::open(&request, rollout.judge, rules, &rollout.curriculum, group)?;
     if let Some(first) = environment.refused.first() {
         let message = format!("{} tasks are left out; the first one: {first}", environment.refused.len());
         say(program, "warning", message);
@@ -282,12 +293,15 @@ pub fn ppo(program: &mut Program, form: Form) -> Result<(), ProgramError> {
     }
     let policy = policy(&request, &model, &rollout, folder)?;
     let rate = AdaptiveRate { factor: 1.0, target: learning.adaptive_rate_kl };
-    let ppo = Ppo::new(settings, actor, critic, reference, learning.kl(), rate)?;
+    let ppo = Ppo::new(settings, actor, critic, reference, learning.kl(), rate)?.within(group.clone());
     let alarm = Alarm::new(AlarmSettings::default());
     let (steps, every) = (rollout.steps, rollout.checkpoint_every);
     let last = output_path(&request, "trajectories").with_extension("jsonl");
-    let mut run = Online { ppo, policy, environment: &environment, params: rollout, alarm, last };
-    let log = train(program, &mut run, steps, every)?;
+    let mut run = Online { ppo, policy, environment: &environment, params: rollout, alarm, last, group: group.clone() };
+    let log = train(program, &mut run, steps, every, group)?;
+    if !group.is_first() {
+        return Ok(());
+    }
     write(run.ppo.actor(), output_path(&request, "model"), folder)?;
     write_adapter(run.ppo.actor(), &request)?;
     match run.ppo.critic() {
