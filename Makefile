@@ -33,7 +33,7 @@ install = $(VENV_PYTHON) -m uv pip install --quiet --python $(VENV_PYTHON) --req
 # Stray bytecode beside the stages' sources would make cargo look at them again.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help quickstart test test-rust test-train test-python train-tools fuzz chaos rows mutants bench bench-store bench-evaluator bench-dataset bench-training red-team test-gpu venv venv-dev azurite build tools python-tools relock relock-python
+.PHONY: help quickstart test test-rust test-train test-python train-tools fuzz chaos rows mutants bench bench-store bench-evaluator bench-dataset bench-training bench-processes red-team test-gpu venv venv-dev azurite build tools python-tools relock relock-python
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -108,6 +108,9 @@ bench-dataset: venv build ## How fast the dataset's stages are on a GPU (`BENCH=
 
 bench-training: train-tools ## Sampler and trainer on a GPU beside transformers (`BENCH="sampler"`)
 	$(VENV_PYTHON) bench/training.py --binary $(TARGET)/release/cuda-agent-train $(or $(BENCH),sampler plain shared trainer lora)
+
+bench-processes: train-tools ## Training on two GPUs beside one: the same losses, and how much faster (`BENCH="--processes 4"`)
+	$(VENV_PYTHON) bench/processes.py --binary $(TARGET)/release/cuda-agent-train $(BENCH)
 
 test-gpu: venv-dev build ## The tests that need a GPU: the reference's, then every candidate of the corpus; prints a table
 	PYTHONPATH=stages/torch_runtime $(VENV_PYTHON) -m pytest -q -p no:cacheprovider --import-mode=importlib \

@@ -237,7 +237,7 @@ fn trainer(arguments: &TrainerArguments) -> Result<Value, TrainError> {
     for step in 0..2 + arguments.steps as u64 {
         let trajectories: Vec<Trajectory> = (0..arguments.sequences as u64)
             .map(|sequence| {
-                let prompt = ids(step << 32 | sequence / samples, arguments.prompt_tokens, config.vocabulary);
+                let prompt = ids((step << 32) | (sequence / samples), arguments.prompt_tokens, config.vocabulary);
                 let answer = ids(1 << 63 | step << 32 | sequence, answer_tokens, config.vocabulary);
                 Trajectory {
                     ids: [prompt, answer].concat(),

@@ -27,9 +27,14 @@ const PLACE: &str = "CUDA_AGENT_TRAIN_PROCESS";
 /// The stage's GPUs, as the engine named them in CUDA_VISIBLE_DEVICES.
 const GPUS: &str = "CUDA_AGENT_TRAIN_GPUS";
 
-/// Multicast is off in all that could use it: where a host's switches don't offer it, starting hangs or fails.
-const WITHOUT_MULTICAST: [(&str, &str); 3] =
-    [("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NVSHMEM_DISABLE_NVLS", "1")];
+/// What NCCL is told. Multicast is off in all that could use it: where a host's switches don't offer it, starting hangs or
+/// fails. Processes find each other through the loopback: they are on one machine, and no other one should be asked.
+const OF_NCCL: [(&str, &str); 4] = [
+    ("NCCL_NVLS_ENABLE", "0"),
+    ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"),
+    ("NVSHMEM_DISABLE_NVLS", "1"),
+    ("NCCL_SOCKET_IFNAME", "=lo"),
+];
 
 /// How long the first process may take to fail by itself after another one has, before it is ended.
 const GRACE: Duration = Duration::from_secs(10);
@@ -89,7 +94,7 @@ impl Place {
             ("CUDA_VISIBLE_DEVICES", self.own(gpus).join(",")),
             ("OMP_NUM_THREADS", threads.to_string()),
         ];
-        variables.extend(WITHOUT_MULTICAST.map(|(name, value)| (name, value.to_owned())));
+        variables.extend(OF_NCCL.map(|(name, value)| (name, value.to_owned())));
         variables
     }
 }
