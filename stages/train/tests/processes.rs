@@ -94,14 +94,15 @@ impl Stage {
         Self { folder, kind }
     }
 
-    fn start(&self) -> Child {
+    fn start(&self) -> Running {
         let mut command = Command::new(PROGRAM);
         command.args(["stage", self.kind]).current_dir(self.folder.path()).stdin(Stdio::null()).stderr(Stdio::null());
-        command.env("CUDA_AGENT_REQUEST", "request.json").env("CUDA_VISIBLE_DEVICES", "").spawn().unwrap()
+        command.env("CUDA_AGENT_REQUEST", "request.json").env("CUDA_VISIBLE_DEVICES", "");
+        Running(command.spawn().unwrap())
     }
 
     fn run(self) -> Self {
-        let status = self.start().wait().unwrap();
+        let status = self.start().0.wait().unwrap();
         assert!(status.success(), "{}", self.error());
         self
     }
@@ -137,6 +138,16 @@ impl Stage {
     }
 }
 
+/// A stage's program. A test that fails leaves none behind.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _gone = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
 fn apart(one: &BTreeMap<String, f64>, other: &BTreeMap<String, f64>) -> (f64, String) {
     assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>());
     let each = one.iter().map(|(name, value)| ((value - other[name]).abs() / value.abs().max(1.0), name.clone()));
@@ -168,14 +179,17 @@ fn ppo() -> Value {
 
 #[test]
 fn several_processes_come_to_what_one_comes_to() {
-    let kinds =
-        [("train/rft", rft(), "model"), ("train/critic-pretrain", critic(), "critic"), ("train/ppo", ppo(), "model")];
-    for (kind, given, output) in kinds {
+    let kinds: [(_, _, _, &[u32]); 3] = [
+        ("train/rft", rft(), "model", &[3]),
+        ("train/critic-pretrain", critic(), "critic", &[2]),
+        ("train/ppo", ppo(), "model", &[2, 3]),
+    ];
+    for (kind, given, output, sizes) in kinds {
         let one = Stage::new(kind, 0, &given).run();
         let moves = one.metrics().iter().any(|(name, value)| name.contains("grad_norm") && *value > 1e-3);
         assert!(moves, "{kind}: nothing is learned, so nothing could be apart");
-        for processes in [2, 3] {
-            let several = Stage::new(kind, processes, &given).run();
+        for processes in sizes {
+            let several = Stage::new(kind, *processes, &given).run();
             let (most, name) = apart(&one.metrics(), &several.metrics());
             let weights = apart_in_weights(&one.tensors(output), &several.tensors(output));
             println!("{kind}, {processes} processes: {most:.1e} ({name}), weights {weights:.1e}");
@@ -198,8 +212,8 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 /// The processes that a process has started, as the kernel lists them.
-fn children(of: &Child) -> Vec<i32> {
-    let path = format!("/proc/{0}/task/{0}/children", of.id());
+fn children(of: &Running) -> Vec<i32> {
+    let path = format!("/proc/{0}/task/{0}/children", of.0.id());
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
@@ -211,13 +225,13 @@ fn is_gone(pid: i32) -> bool {
 }
 
 /// A run that goes on for long, with the processes that it has started and at least one checkpoint.
-fn under_way(processes: u32) -> (Stage, Child, Vec<i32>) {
+fn under_way(processes: u32) -> (Stage, Running, Vec<i32>) {
     let long =
         json!({"reward_above": -1, "drop_truncated": false, "batch": 16, "epochs": 100000, "checkpoint_every": 1});
     let stage = Stage::new("train/rft", processes, &long);
     let mut child = stage.start();
     until("a first checkpoint", || {
-        assert!(child.try_wait().unwrap().is_none(), "{}", stage.error());
+        assert!(child.0.try_wait().unwrap().is_none(), "{}", stage.error());
         (stage.checkpoints() > 0).then_some(())
     });
     let others = children(&child);
@@ -225,8 +239,8 @@ fn under_way(processes: u32) -> (Stage, Child, Vec<i32>) {
     (stage, child, others)
 }
 
-fn ended(child: &mut Child) -> ExitStatus {
-    until("the stage ends", || child.try_wait().unwrap())
+fn ended(child: &mut Running) -> ExitStatus {
+    until("the stage ends", || child.0.try_wait().unwrap())
 }
 
 #[test]
@@ -240,7 +254,7 @@ fn a_process_that_is_killed_ends_the_stage_with_its_reason_and_nothing_is_left()
 
     // And the other way round.
     let (_stage, mut child, others) = under_way(2);
-    child.kill().unwrap();
+    child.0.kill().unwrap();
     ended(&mut child);
     until("the other process ends", || others.iter().all(|pid| is_gone(*pid)).then_some(()));
 }
@@ -248,7 +262,7 @@ fn a_process_that_is_killed_ends_the_stage_with_its_reason_and_nothing_is_left()
 #[test]
 fn an_error_of_all_processes_is_reported_once_and_as_it_is() {
     let stage = Stage::new("train/rft", 2, &json!({"reward_above": 1000}));
-    assert_eq!(stage.start().wait().unwrap().code(), Some(1));
+    assert_eq!(stage.start().0.wait().unwrap().code(), Some(1));
     let error = stage.error();
     assert_eq!(error["kind"], "input", "{error}");
     assert!(error["message"].as_str().unwrap().contains("no trajectory is left to train on"), "{error}");
@@ -260,7 +274,7 @@ fn a_killed_run_of_two_processes_reaches_the_same_bits() {
     let killed = Stage::new("train/ppo", 2, &ppo());
     let mut child = killed.start();
     until("a checkpoint", || (killed.checkpoints() > 0).then_some(()));
-    child.kill().unwrap();
+    child.0.kill().unwrap();
     ended(&mut child);
     let path = |step: u64| killed.folder.path().join(format!("state/checkpoints/step-{step:08}"));
     assert!(!path(4).exists(), "it was killed too late to show anything");
