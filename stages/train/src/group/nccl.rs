@@ -103,7 +103,7 @@ impl Communicator {
             id.try_into().map_err(|_| TrainError::new(format!("an identifier of {} bytes", id.len())))?;
         let nccl = Nccl::load()?;
         // The first tensor makes torch's context the current one, which NCCL takes.
-        let _context = Tensor::zeros([1], (Kind::Float, tch::Device::Cuda(0)));
+        let _context = Tensor::f_zeros([1], (Kind::Float, tch::Device::Cuda(0)))?;
         let mut raw = null_mut();
         let id = ncclUniqueId { internal: bytes.map(|byte| byte as c_char) };
         // SAFETY: it writes the pointer and copies the identifier.

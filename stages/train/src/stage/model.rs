@@ -68,7 +68,7 @@ impl ModelParams {
 }
 
 /// The granted GPU, or the CPU.
-fn device(request: &Request) -> Result<Device, ProgramError> {
+pub fn device(request: &Request) -> Result<Device, ProgramError> {
     if request.resources.gpus.is_empty() {
         // More threads than cores wait for each other by spinning.
         tch::set_num_threads(request.resources.cpu.max(1) as i32);

@@ -159,7 +159,7 @@ fn first(kind: &str, place: Place, program: &mut Program, body: Body) -> Result<
 
 /// With NCCL where the processes have GPUs.
 fn connected(mut group: Group, request: &Request) -> Result<Rc<Group>, ProgramError> {
-    if !request.resources.gpus.is_empty() {
+    if super::model::device(request)?.is_cuda() {
         group.connect_gpus()?;
     }
     Ok(Rc::new(group))
