@@ -214,27 +214,23 @@ fn a_launch_candidate_is_known_by_its_source() {
     assert_eq!((verdict.inputs, verdict.reward, verdict.accuracy.len()), (2, Some(1.0), 1));
 }
 
-/// What policies are shown as right: judged at smaller sizes, with the contract that the evaluator states.
+/// What policies are shown as right: judged at a smaller size, with the contract that the evaluator states.
 #[test]
-fn the_examples_of_the_prompt_are_right() {
+fn the_example_of_the_prompt_is_right() {
     let prompts = Path::new(env!("CARGO_MANIFEST_DIR")).join("stages/agent/prompts");
-    let read = |name: String| std::fs::read_to_string(prompts.join(name)).unwrap();
-    for (example, sizes, smaller) in [("example", "1024, 4096", "33, 70"), ("example_2", "512, 16, 1000", "5, 3, 1000")]
-    {
-        let (task, answer) = (read(format!("{example}_task.py")), read(format!("{example}_answer.md")));
-        let candidate = answer.trim().strip_prefix("```cuda\n").unwrap().strip_suffix("```").unwrap();
-        let sandbox = sandbox();
-        sandbox.write("full.py", &task);
-        let header = told(&sandbox, &["--task", "full.py", "--header"]);
-        let contract = read(format!("{example}_contract.h")).replace("constexpr long long ", "");
-        let header =
-            header.replace("TASK_TABLE long long ", "").replace("constexpr long long ", "").replace("}\n\n#", "}\n#");
-        assert!(header.contains(contract.trim()), "{header}");
-        sandbox.write("model.py", &task.replace(sizes, smaller));
-        sandbox.write("right.cu", candidate);
-        let (verdict, status) = verdict(&sandbox, &["--task", "model.py", "--device", "cpu", "right.cu"]);
-        assert_eq!((verdict.outcome, status), (Outcome::Correct, 0), "{example}: {verdict:?}");
-    }
+    let read = |name: &str| std::fs::read_to_string(prompts.join(name)).unwrap();
+    let (task, answer) = (read("example_task.py"), read("example_answer.md"));
+    let candidate = answer.trim().strip_prefix("```cuda\n").unwrap().strip_suffix("```").unwrap();
+    let sandbox = sandbox();
+    sandbox.write("full.py", &task);
+    let without_words =
+        |text: &str| text.replace("TASK_TABLE ", "").replace("constexpr ", "").replace("}\n\n#", "}\n#");
+    let header = without_words(&told(&sandbox, &["--task", "full.py", "--header"]));
+    assert!(header.contains(without_words(&read("example_contract.h")).trim()), "{header}");
+    sandbox.write("model.py", &task.replace("1024, 4096", "33, 70"));
+    sandbox.write("right.cu", candidate);
+    let (verdict, status) = verdict(&sandbox, &["--task", "model.py", "--device", "cpu", "right.cu"]);
+    assert_eq!((verdict.outcome, status), (Outcome::Correct, 0), "{verdict:?}");
 }
 
 #[test]

@@ -7,8 +7,7 @@
 //! | `prefill.md` | how the assistant's answer begins; empty for no prefill | `{code}` `{contract}` `{parameters}` |
 //! | `repair.md` | the request for a revision | `{verdict}` `{outcome}` |
 //! | `example_task.py`, `example_contract.h`, `example_answer.md` | a task, its contract, and the answer to it: the first exchange of each conversation. Left out where the answer is empty | |
-//! | `example_2_task.py`, `example_2_contract.h`, `example_2_answer.md` | the second exchange, likewise | |
-//! | `example_operator.txt` | what the examples compute, as PyTorch calls it, so that no held-out task has it | |
+//! | `example_operator.txt` | what the example computes, as PyTorch calls it, so that no held-out task has it | |
 //!
 //! A pipeline replaces some or all of them. Other braces stay as they are, since prompts contain code.
 
@@ -25,7 +24,7 @@ struct File {
     needed: &'static [&'static str],
 }
 
-const FILES: [File; 11] = [
+const FILES: [File; 8] = [
     File { name: "system.md", text: include_str!("../prompts/system.md"), needed: &[] },
     File { name: "task.md", text: include_str!("../prompts/task.md"), needed: &["code", "contract"] },
     File { name: "prefill.md", text: include_str!("../prompts/prefill.md"), needed: &[] },
@@ -33,16 +32,7 @@ const FILES: [File; 11] = [
     File { name: "example_task.py", text: include_str!("../prompts/example_task.py"), needed: &[] },
     File { name: "example_contract.h", text: include_str!("../prompts/example_contract.h"), needed: &[] },
     File { name: "example_answer.md", text: include_str!("../prompts/example_answer.md"), needed: &[] },
-    File { name: "example_2_task.py", text: include_str!("../prompts/example_2_task.py"), needed: &[] },
-    File { name: "example_2_contract.h", text: include_str!("../prompts/example_2_contract.h"), needed: &[] },
-    File { name: "example_2_answer.md", text: include_str!("../prompts/example_2_answer.md"), needed: &[] },
     File { name: "example_operator.txt", text: include_str!("../prompts/example_operator.txt"), needed: &[] },
-];
-
-/// The files of an example: task, contract, answer.
-const EXAMPLES: [[&str; 3]; 2] = [
-    ["example_task.py", "example_contract.h", "example_answer.md"],
-    ["example_2_task.py", "example_2_contract.h", "example_2_answer.md"],
 ];
 
 /// The prompts of a stage.
@@ -106,18 +96,22 @@ impl Prompts {
         blake3::Hash::from_bytes(digest).to_hex().to_string()
     }
 
+    /// What the example computes; empty where there is no example.
+    pub fn example_operator(&self) -> &str {
+        if self.files["example_answer.md"].is_empty() { "" } else { &self.files["example_operator.txt"] }
+    }
+
     /// The conversation up to the request for a candidate.
     pub fn opening(&self, code: &str, contract: &Contract) -> Vec<Message> {
         let mut messages = Vec::new();
         if !self.files["system.md"].is_empty() {
             messages.push(Message::new(Role::System, &self.files["system.md"]));
         }
-        for [task, header, answer] in EXAMPLES.map(|files| files.map(|file| &self.files[file])) {
-            if !answer.is_empty() {
-                let contract = Contract { header: header.clone(), parameters: String::new() };
-                messages.push(Message::new(Role::User, self.fill("task.md", task, &contract)));
-                messages.push(Message::new(Role::Assistant, answer));
-            }
+        if !self.files["example_answer.md"].is_empty() {
+            let example = Contract { header: self.files["example_contract.h"].clone(), parameters: String::new() };
+            let request = self.fill("task.md", &self.files["example_task.py"], &example);
+            messages.push(Message::new(Role::User, request));
+            messages.push(Message::new(Role::Assistant, &self.files["example_answer.md"]));
         }
         messages.push(Message::new(Role::User, self.fill("task.md", code, contract)));
         messages
@@ -180,13 +174,13 @@ mod tests {
     }
 
     #[test]
-    fn an_opening_has_the_examples_before_the_task() {
+    fn an_opening_has_the_example_before_the_task() {
         let messages = Prompts::own().opening("class Model: pass", &contract());
         let roles: Vec<Role> = messages.iter().map(|message| message.role).collect();
-        let example = [Role::User, Role::Assistant];
-        assert_eq!(roles, [[Role::System].as_slice(), &example, &example, &[Role::User]].concat());
-        let last = &messages.last().unwrap().content;
-        assert!(last.contains("class Model: pass") && last.contains("namespace task {\n}"));
+        assert_eq!(roles, [Role::System, Role::User, Role::Assistant, Role::User]);
+        assert!(
+            messages[3].content.contains("class Model: pass") && messages[3].content.contains("namespace task {\n}")
+        );
         insta::assert_snapshot!(
             messages
                 .iter()
@@ -197,18 +191,15 @@ mod tests {
 
     /// The form that is shown is the form that is asked for.
     #[test]
-    fn the_examples_answer_as_the_prefill_begins() {
+    fn the_example_answers_as_the_prefill_begins() {
         let prompts = Prompts::own();
-        let mut operators = prompts.files["example_operator.txt"].split_whitespace();
-        for [task, contract, answer] in EXAMPLES.map(|files| files.map(|file| &prompts.files[file])) {
-            let parameters = contract.lines().find_map(|line| line.strip_prefix("#define TASK_PARAMETERS ")).unwrap();
-            let contract = Contract { header: contract.clone(), parameters: parameters.to_owned() };
-            let prefill = prompts.prefill("", &contract).unwrap();
-            assert!(answer.starts_with(&prefill), "{prefill}");
-            assert!(crate::answer::candidate(answer).is_some());
-            assert!(task.contains(operators.next().unwrap()));
-        }
-        assert_eq!(operators.next(), None);
+        let example = &prompts.files["example_contract.h"];
+        let parameters = example.lines().find_map(|line| line.strip_prefix("#define TASK_PARAMETERS ")).unwrap();
+        let contract = Contract { header: example.clone(), parameters: parameters.to_owned() };
+        let prefill = prompts.prefill("", &contract).unwrap();
+        assert!(prompts.files["example_answer.md"].starts_with(&prefill), "{prefill}");
+        assert!(crate::answer::candidate(&prompts.files["example_answer.md"]).is_some());
+        assert!(prompts.files["example_task.py"].contains(prompts.example_operator()));
     }
 
     #[test]
@@ -218,8 +209,8 @@ mod tests {
         std::fs::write(folder.path().join("prefill.md"), "").unwrap();
         std::fs::write(folder.path().join("README.md"), "mine").unwrap();
         let prompts = Prompts::with(folder.path()).unwrap();
-        assert_eq!(prompts.opening("c", &contract()).len(), 4, "the system's, an example in two, the request");
-        assert_eq!(prompts.prefill("c", &contract()), None);
+        assert_eq!(prompts.opening("c", &contract()).len(), 2);
+        assert_eq!((prompts.prefill("c", &contract()), prompts.example_operator()), (None, ""));
         assert_ne!(prompts.digest(), Prompts::own().digest());
         std::fs::write(folder.path().join("task.md"), "{code}").unwrap();
         assert_eq!(Prompts::with(folder.path()).unwrap_err().to_string(), "the prompt task.md has no {contract}");

@@ -5,12 +5,14 @@
 //! embeds manifests and Python programs ([`Embedded`]); its library lists the kinds in a [`Group`]; `stages.lock`
 //! beside the kinds holds the sources that each version was given for ([`lock`]), and `make relock` writes it.
 //!
-//! Absent on purpose: anything that a kind's results could come from. So this crate is no source of any kind.
+//! Absent on purpose: anything that a kind's results could come from. So this crate is no source of any kind. Where the other
+//! program of the project is ([`train_program`]) decides none.
 
 mod catalog;
 mod generate;
 pub mod lock;
 mod relock;
+pub mod train_program;
 
 pub use catalog::{Builtin, Embedded, Entry, Group, Identity, Main};
 pub use generate::{build_script, generate};

@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
+use cuda_agent_builtin::train_program;
+
 use super::child::{FromSampler, Ready, SampleAnswer, SampleError, ToSampler};
 use super::endpoint::Endpoint;
 use super::http::Client;
@@ -353,12 +355,13 @@ fn a_sampler_that_ends_is_told() {
 #[test]
 fn a_program_that_is_not_built_is_told_with_what_builds_it() {
     let folder = tempfile::tempdir().unwrap();
-    let find = || super::sampler::find_in([folder.path().join("none"), folder.path().to_owned()].into_iter());
-    let Err(PolicyError::Unusable { hint: Some(hint), message, .. }) = find() else { panic!("{:?}", find()) };
+    let find = || train_program::find_in([folder.path().join("none"), folder.path().to_owned()].into_iter());
+    assert_eq!(find(), None);
+    let PolicyError::Unusable { hint: Some(hint), message, .. } = super::sampler::missing() else { panic!() };
     assert!(hint.contains("make train-tools") && message.contains("cuda-agent-train"), "{message}: {hint}");
     let program = folder.path().join("cuda-agent-train");
     std::fs::write(&program, "").unwrap();
-    assert_eq!(find(), Ok(program));
+    assert_eq!(find(), Some(program));
 }
 
 fn called(fault: Fault, retries: u32) -> (Result<Completion, PolicyError>, usize) {

@@ -3,17 +3,16 @@
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
+use cuda_agent_builtin::train_program::{self, PROGRAM};
+
 use super::child::{FromSampler, Ready, SampleAnswer, SampleRequest, ToSampler};
 use super::slots::Slots;
 use super::{Completion, Identity, Policy, PolicyError, Request, Tokens};
-
-/// The program that samples from a model.
-pub const PROGRAM: &str = "cuda-agent-train";
 
 /// How long it may take to end once it is told to.
 const GRACE: Duration = Duration::from_secs(10);
@@ -34,22 +33,16 @@ pub struct Sampler {
     child: Mutex<Child>,
 }
 
-/// Where [`PROGRAM`] is: beside this program, or on the `PATH`.
+/// Where [`PROGRAM`] is, or what builds it.
 pub fn find() -> Result<PathBuf, PolicyError> {
-    let beside = std::env::current_exe().ok().and_then(|own| Some(own.parent()?.to_owned()));
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    find_in(beside.into_iter().chain(std::env::split_paths(&path)))
+    train_program::find().ok_or_else(missing)
 }
 
-/// The program in the first of these folders that has it.
-pub(super) fn find_in(mut folders: impl Iterator<Item = PathBuf>) -> Result<PathBuf, PolicyError> {
-    let found = folders.find_map(|folder| Some(folder.join(PROGRAM)).filter(|program| program.is_file()));
-    found.ok_or_else(|| {
-        PolicyError::environment(
-            format!("a model artifact is sampled from by {PROGRAM}, which is not there"),
-            "`make train-tools` builds it, beside cuda-agent",
-        )
-    })
+pub(super) fn missing() -> PolicyError {
+    PolicyError::environment(
+        format!("a model artifact is sampled from by {PROGRAM}, which is not there"),
+        "`make train-tools` builds it, beside cuda-agent",
+    )
 }
 
 impl Sampler {
@@ -62,7 +55,7 @@ impl Sampler {
         digest: Option<String>,
         gpu: Option<&str>,
     ) -> Result<Self, PolicyError> {
-        let mut command = Command::new(program);
+        let mut command = train_program::command(program);
         command.arg("sample").arg(model).args(options).stdin(Stdio::piped()).stdout(Stdio::piped());
         if let Some(gpu) = gpu {
             command.env("CUDA_VISIBLE_DEVICES", gpu);

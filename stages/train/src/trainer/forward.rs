@@ -83,7 +83,7 @@ pub fn micro_batches(trajectories: &[&Trajectory], most: usize) -> Vec<Range<usi
 
 /// Tokens that a micro-batch's attention may see, in multiples of its most tokens: their queries, keys and values are kept
 /// for the gradient, a fraction of what a layer keeps.
-const ATTENDED: usize = 8;
+const ATTENDED: usize = 3;
 
 /// Brings `chosen`, indices of trajectories, into an order in which those that begin alike are neighbours.
 pub fn side_by_side<'a>(chosen: &mut [usize], trajectory: impl Fn(usize) -> &'a Trajectory) {

@@ -141,7 +141,11 @@ fn what_neighbours_have_in_common_counts_once_up_to_what_attention_sees() {
     assert_eq!(micro_batches(&all, 10), [0..7, 7..14, 14..20]);
     let equal = with_ids((0..20).map(|_| vec![1, 1, 1, 1]));
     let equal: Vec<&Trajectory> = equal.iter().collect();
-    assert_eq!(micro_batches(&equal, 4), [0..8, 8..16, 16..20], "32 tokens for attention, though they are 4 rows");
+    assert_eq!(
+        micro_batches(&equal, 8),
+        [0..6, 6..12, 12..18, 18..20],
+        "24 tokens for attention, though they are 4 rows"
+    );
 }
 
 #[test]
