@@ -206,7 +206,17 @@ impl Nvcc {
             now => std::mem::replace(now, Use::Making),
         };
         debug_assert!(matches!(now, Use::Before(_)));
-        let made = Prepared::make(&folder, limits, || self.quick(architecture, limits)).ok().map(Arc::new);
+        let made = match Prepared::make(&folder, limits, || self.quick(architecture, limits)) {
+            Ok(prepared) => Some(Arc::new(prepared)),
+            // The stage's log has it; nothing is decided otherwise.
+            Err(why) => {
+                let why = why.lines().next().unwrap_or_default();
+                eprintln!(
+                    "launch candidates take twice as long: nvcc's steps can't be prepared for {architecture}: {why}"
+                );
+                None
+            }
+        };
         known().insert(architecture.to_owned(), Use::Known(made.clone()));
         made
     }

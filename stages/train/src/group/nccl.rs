@@ -1,14 +1,15 @@
 //! Sums of tensors over GPUs, by NCCL.
 //!
-//! The library is the one that torch has loaded into this process, found by the name that torch links it by. cudarc has the types and
-//! would load the functions too, but tries neither that name (`libnccl.so.2`) nor the wheels' folders, and panics where it
-//! finds none.
+//! The library is the one that torch has loaded into this process, found by the name that torch links it by, or that of the wheel beside
+//! torch. cudarc has the types and would load the functions too, but tries neither that name (`libnccl.so.2`) nor the wheels'
+//! folders, and panics where it finds none.
 //!
 //! Sums are queued on the stream that torch computes on, its default one, and so come after what was computed before and
 //! before what is computed next. A process that dies leaves the others waiting on their GPUs; what ends them is the stage
 //! (`stage::processes`), by ending the process.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
 use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId};
@@ -54,7 +55,8 @@ impl Nccl {
         };
         // SAFETY: torch has run this library's initialisers already, and the types are those of nccl.h.
         unsafe {
-            let library = Library::new(LIBRARY).map_err(error)?;
+            let beside = |missing| beside_torch().and_then(|path| Library::new(path).ok()).ok_or(missing);
+            let library = Library::new(LIBRARY).or_else(beside).map_err(error)?;
             Ok(Self {
                 get_unique_id: *library.get(b"ncclGetUniqueId\0").map_err(error)?,
                 comm_init_rank: *library.get(b"ncclCommInitRank\0").map_err(error)?,
@@ -77,6 +79,16 @@ impl Nccl {
         let hint = "NCCL_DEBUG=INFO in the stage's `env` has NCCL say more";
         Err(TrainError::new(format!("NCCL: {what}: {result:?}: {text}")).with_hint(hint))
     }
+}
+
+/// The library in the wheel beside the torch that this process has loaded.
+fn beside_torch() -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let torch = maps.lines().filter_map(|line| line.find('/').map(|start| Path::new(&line[start..])));
+    let library = torch.into_iter().find(|path| path.file_name().is_some_and(|name| name == "libtorch_cpu.so"))?;
+    // site-packages/torch/lib/libtorch_cpu.so
+    let packages = library.ancestors().nth(3)?;
+    Some(packages.join("nvidia/nccl/lib").join(LIBRARY)).filter(|path| path.is_file())
 }
 
 /// What the processes of a group find each other by: made by one of them, and given to all.
