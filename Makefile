@@ -107,7 +107,7 @@ bench-dataset: venv build ## How fast the dataset's stages are on a GPU (`BENCH=
 	CUDA_AGENT_PYTHON=$(VENV_PYTHON) $(VENV_PYTHON) bench/dataset.py --binary $(RELEASE) $(BENCH)
 
 bench-training: train-tools ## Sampler and trainer on a GPU beside transformers (`BENCH="sampler"`)
-	$(VENV_PYTHON) bench/training.py --binary $(TARGET)/release/cuda-agent-train $(or $(BENCH),sampler plain shared trainer lora)
+	$(VENV_PYTHON) bench/training.py --binary $(TARGET)/release/cuda-agent-train $(or $(BENCH),sampler plain shared trainer lora groups)
 
 bench-processes: train-tools ## Training on two GPUs beside one: the same losses, and how much faster (`BENCH="--processes 4"`)
 	$(VENV_PYTHON) bench/processes.py --binary $(TARGET)/release/cuda-agent-train $(BENCH)

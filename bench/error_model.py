@@ -9,28 +9,20 @@ then the last line is the model's share of one. Needs torch.
 """
 
 import argparse
-import json
-import pathlib
-import re
 import statistics
 import sys
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-CORPUS = ROOT / "stages/kernels/corpus"
-sys.path[:0] = [str(ROOT / "stages/kernels/python"), str(ROOT / "stages/torch_runtime"), str(ROOT / "stages/protocol/python")]
+from evaluator import ROOT, Corpus
+
+sys.path[:0] = [str(ROOT / "stages/kernels/python"), str(ROOT / "stages/torch_runtime")]
 TRIALS = 5
-
-
-def code_of(task, is_small):
-    code = (CORPUS / "tasks" / f"{task['name']}.py").read_text()
-    for constant, value in task["small"].items() if is_small else ():
-        code = re.sub(rf"^{constant} = .*$", f"{constant} = {value}", code, count=1, flags=re.M)
-    return code
 
 
 def verdict(worker, first):
     """Draws and judgements of one verdict, in seconds."""
+    from reference import synchronize
+
     chosen = worker._sets[0]
     spent = 0.0
     for trial in range(first, first + TRIALS):
@@ -42,10 +34,7 @@ def verdict(worker, first):
                 answers = worker._sets.task.forward(chosen.values)
             for slot, answer in zip(chosen.layout.written, answers, strict=True):
                 slot.view(chosen.memory).copy_(answer)
-            if chosen.memory.is_cuda:
-                import torch
-
-                torch.cuda.synchronize()
+            synchronize(worker.device)
             started = time.perf_counter()
             facts = worker.handle({"do": "judge", "set": 0})
             spent += time.perf_counter() - started
@@ -53,12 +42,12 @@ def verdict(worker, first):
     return spent
 
 
-def measure(worker, task, options):
-    request = {"code": code_of(task, options.device == "cpu"), "name": task["name"], "policy": "strict", "seed": 0}
+def measure(worker, name, code, repeats):
+    request = {"code": code, "name": name, "policy": "strict", "seed": 0}
     worker.handle({"do": "begin", "task": request, "seed": "0123456789abcdef", "sets": 1})
     held = worker._sets.task
     model, times = (held.error_kinds, held.probe), {True: [], False: []}
-    for repeat in range(options.repeats + 1):
+    for repeat in range(repeats + 1):
         for is_there in (True, False) if repeat % 2 else (False, True):
             held.error_kinds, held.probe = model if is_there else (None, None)
             held.limits = None
@@ -78,8 +67,10 @@ def main():
 
     worker = Worker(torch.device("cuda:0" if options.device == "cuda" else "cpu"), 0)
     worker.start_device()
-    tasks = [task for task in json.loads((CORPUS / "corpus.json").read_text())["tasks"] if task["format"] == "kernel"]
-    found = {task["name"]: measure(worker, task, options) for task in tasks}
+    corpus = Corpus()
+    row = corpus.small_row if options.device == "cpu" else corpus.row
+    names = [name for name, task in corpus.tasks.items() if task["format"] == "kernel"]
+    found = {name: measure(worker, name, row("right", name)["code"], options.repeats) for name in names}
     print("| five draws, ten judgements | with the model, ms | without, ms |\n|---|--:|--:|")
     for name, each in found.items():
         print(f"| {name} | {each[True]:.1f} | {each[False]:.1f} |")

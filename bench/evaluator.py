@@ -290,10 +290,6 @@ CLOCK_PARTS = {
 }
 
 
-def mean(values):
-    return statistics.mean(list(values))
-
-
 def timed(options, corpus):
     stage = Stage(options.binary)
     names = [name for name in corpus.tasks if corpus.tasks[name]["format"] == "kernel"]
@@ -310,10 +306,10 @@ def timed(options, corpus):
     parts = {part: round(statistics.median(each[part] for each in seconds), 3) for part in ("compile", "verify", "profile")}
     report("seconds of each, median, waiting included", parts)
     performances = [json.loads(verdict["verdict"])["performance"] for verdict in right]
-    report("milliseconds of each with the card to itself, mean", f"{1e3 * mean(each['alone_s'] for each in performances):.1f}")
+    report("milliseconds of each with the card to itself, mean", f"{1e3 * statistics.mean(each['alone_s'] for each in performances):.1f}")
+    clocks = [each["clock_s"] for each in performances]
     for title, parts in CLOCK_PARTS.items():
-        clocks = [each["clock_s"] for each in performances]
-        report(title, {part: round(1e3 * mean(clock[part] for clock in clocks), 1) for part in parts})
+        report(title, {part: round(1e3 * statistics.mean(clock[part] for clock in clocks), 1) for part in parts})
     launches = [name for name in corpus.tasks if corpus.tasks[name]["format"] == "launch"]
     warm(stage, corpus, launches)
     rows = [corpus.row("right", launches[count % len(launches)]) for count in range((options.count or 120) // 2)]

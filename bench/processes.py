@@ -87,8 +87,6 @@ def parameters():
 
 def train(options, folder, model, table, processes, precision):
     """Losses and seconds of each update of a run of the stage."""
-    import torch
-
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "outputs").mkdir(parents=True)
     (folder / "state").mkdir()
@@ -111,10 +109,8 @@ def train(options, folder, model, table, processes, precision):
         "deadline_unix_s": None, "state_dir": str(folder / "state"),
     }  # fmt: skip
     (folder / "request.json").write_text(json.dumps(request))
-    libraries = pathlib.Path(torch.__file__).parent
-    folders = [libraries / "lib", *sorted((libraries.parent / "nvidia").glob("*/lib"))]
-    environment = os.environ | {"CUDA_AGENT_REQUEST": "request.json", "CUDA_VISIBLE_DEVICES": ",".join(cards),
-                                "LD_LIBRARY_PATH": ":".join(map(str, folders))}  # fmt: skip
+    environment = training.with_libtorch()
+    environment |= {"CUDA_AGENT_REQUEST": "request.json", "CUDA_VISIBLE_DEVICES": ",".join(cards)}
     done = subprocess.run([options.binary, "stage", "train/rft"], cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(f"{processes} processes: exit status {done.returncode}: {done.stderr[-2000:]}")

@@ -54,12 +54,17 @@ def model(options, size):
     return folder if (folder / "config.json").exists() else random_model(size, folder)
 
 
-def ours(options, *arguments):
+def with_libtorch():
+    """The environment of a program that links the torch of this Python."""
     import torch
 
     libraries = pathlib.Path(torch.__file__).parent
     folders = [libraries / "lib", *sorted((libraries.parent / "nvidia").glob("*/lib"))]
-    environment = os.environ | {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
+    return os.environ | {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
+
+
+def ours(options, *arguments):
+    environment = with_libtorch()
     command = [options.binary, "bench", *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.stderr:

@@ -175,3 +175,30 @@ def get_inputs():
 def get_init_inputs():
     return {init_inputs}
 """
+
+
+# Candidates for a task of one softmax: the right one, and some that are not.
+
+
+def softmax(arguments):
+    arguments["out"].copy_(torch.softmax(arguments["x"], -1))
+
+
+def spoil_one(arguments):
+    softmax(arguments)
+    arguments["out"].view(-1)[777] += 0.1
+
+
+def keep_the_last(arguments):
+    """Nothing is written: what lies there is poison."""
+
+
+def write_input(arguments):
+    softmax(arguments)
+    arguments["x"].view(-1)[3] = 0.0
+
+
+def write_beside(arguments):
+    softmax(arguments)
+    offset, size = arguments.place("out")
+    arguments.memory[offset + size] ^= 1

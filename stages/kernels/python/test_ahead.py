@@ -12,7 +12,9 @@ sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent)]
 import arena  # noqa: E402
 import reference as program  # noqa: E402
 from element_types import PATTERNS  # noqa: E402
-from reference_client import Failure, Reference, make_task, model, open_arena  # noqa: E402
+from reference_client import (  # noqa: E402
+    Failure, Reference, keep_the_last, make_task, model, open_arena, softmax, spoil_one, write_beside, write_input,
+)  # fmt: skip
 
 SOFTMAX = model("x: return torch.softmax(x, -1)", "[torch.randn(64, 1000)]")
 LINEAR = model("x: return self.layer(x)", "[torch.randn(32, 64)]", "self.layer = nn.Linear(64, 48)")
@@ -64,10 +66,6 @@ class Clock:
         return self.ask("judge_kept", trials=trials)["judged"]
 
 
-def softmax(arguments):
-    arguments["out"].copy_(torch.softmax(arguments["x"], -1))
-
-
 def linear(arguments):
     tensors = arguments.tensors
     arguments["out"].copy_(torch.nn.functional.linear(tensors["x"], tensors["layer.weight"], tensors["layer.bias"]))
@@ -108,26 +106,6 @@ def test_a_run_with_the_weights_of_another_is_wrong(reference):
             arguments["out"].copy_(arguments["x"] @ kept[0].T + arguments["layer.bias"])
 
         assert [is_well(facts) for facts in clock.run(candidate, 3)] == [True, False, False]
-
-
-def spoil_one(arguments):
-    softmax(arguments)
-    arguments["out"].view(-1)[777] += 0.1
-
-
-def keep_the_last(arguments):
-    """Nothing is written: what lies there is poison."""
-
-
-def write_input(arguments):
-    softmax(arguments)
-    arguments["x"].view(-1)[3] = 0.0
-
-
-def write_beside(arguments):
-    softmax(arguments)
-    offset, size = arguments.place("out")
-    arguments.memory[offset + size] ^= 1
 
 
 def write_behind_scratch(arguments):

@@ -184,11 +184,11 @@ impl Nvcc {
     /// What is prepared, where there is something and it is not just being made.
     fn prepared(&self, architecture: &str, limits: &Limits) -> Option<Arc<Prepared>> {
         let known = || self.prepared.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let folder = self.folder_of(architecture);
+        let folder = || self.folder_of(architecture);
         let now = match known().entry(architecture.to_owned()).or_insert(Use::Before(0)) {
             Use::Known(prepared) => return prepared.clone(),
             Use::Making => return None,
-            now @ Use::Before(0) => match Prepared::open(&folder, limits) {
+            now @ Use::Before(0) => match Prepared::open(&folder(), limits) {
                 Some(prepared) => {
                     let prepared = Some(Arc::new(prepared));
                     *now = Use::Known(prepared.clone());
@@ -206,7 +206,7 @@ impl Nvcc {
             now => std::mem::replace(now, Use::Making),
         };
         debug_assert!(matches!(now, Use::Before(_)));
-        let made = match Prepared::make(&folder, limits, || self.quick(architecture, limits)) {
+        let made = match Prepared::make(&folder(), limits, || self.quick(architecture, limits)) {
             Ok(prepared) => Some(Arc::new(prepared)),
             // The stage's log has it; nothing is decided otherwise.
             Err(why) => {

@@ -5,48 +5,29 @@
 
 use std::ops::Range;
 
-use super::forward::{ForwardSettings, Said, by_trajectory, evaluate, evaluate_values};
+use super::forward::{ForwardSettings, Said, by_trajectory, evaluate, evaluate_values, fill, sizes};
 use super::trajectory::Trajectory;
 use crate::TrainError;
 use crate::group::Group;
-use crate::model::{Decoder, common};
+use crate::model::Decoder;
 
 /// Divides `trajectories` into `count` ranges, in order, of which the largest is as small as can be in tokens, those that
 /// neighbours begin with alike counted once. Ranges at the end may be empty.
 pub fn divide(trajectories: &[&Trajectory], count: usize) -> Vec<Range<usize>> {
-    let lengths: Vec<usize> = trajectories.iter().map(|trajectory| trajectory.ids.len()).collect();
-    let shared: Vec<usize> = (0..lengths.len())
-        .map(|index| match index {
-            0 => 0,
-            _ => common(&trajectories[index - 1].ids, &trajectories[index].ids),
-        })
-        .collect();
+    let sizes = sizes(trajectories);
+    let filled = |most: usize| fill(&sizes, |size| size.tokens <= most);
     // The least bound under which filling one range after another needs no more ranges than there are.
-    let (mut low, mut high) = (lengths.iter().copied().max().unwrap_or(0), lengths.iter().sum());
+    let attended = || sizes.iter().map(|size| size.attended);
+    let (mut low, mut high) = (attended().max().unwrap_or(0), attended().sum());
     while low < high {
         let middle = low + (high - low) / 2;
-        match filled(&lengths, &shared, middle).len() <= count {
+        match filled(middle).len() <= count {
             true => high = middle,
             false => low = middle + 1,
         }
     }
-    let mut ranges = filled(&lengths, &shared, high);
-    ranges.resize(count, lengths.len()..lengths.len());
-    ranges
-}
-
-/// Ranges of at most `most` tokens each, as few as possible.
-fn filled(lengths: &[usize], shared: &[usize], most: usize) -> Vec<Range<usize>> {
-    let (mut ranges, mut start, mut tokens) = (Vec::new(), 0, 0);
-    for (index, length) in lengths.iter().enumerate() {
-        if index > start && tokens + length - shared[index] > most {
-            ranges.push(start..index);
-            (start, tokens) = (index, *length);
-        } else {
-            tokens += if index > start { length - shared[index] } else { *length };
-        }
-    }
-    ranges.push(start..lengths.len());
+    let mut ranges = filled(high);
+    ranges.resize(count, sizes.len()..sizes.len());
     ranges
 }
 

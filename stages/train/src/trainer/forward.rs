@@ -65,20 +65,45 @@ impl Rows {
 /// Divides `trajectories` into micro-batches of at most `most` tokens, in order. What one has in common with the one before
 /// it counts once; but attention sees every token, of which there are at most [`ATTENDED`] times as many.
 pub fn micro_batches(trajectories: &[&Trajectory], most: usize) -> Vec<Range<usize>> {
-    let (mut batches, mut start, mut tokens, mut attended) = (Vec::new(), 0, 0, 0);
-    for (index, trajectory) in trajectories.iter().enumerate() {
-        let length = trajectory.ids.len();
-        let shared = if index > start { common(&trajectories[index - 1].ids, &trajectory.ids) } else { 0 };
-        let is_full = tokens + length - shared > most || attended + length > most.saturating_mul(ATTENDED);
-        if index > start && is_full {
-            batches.push(start..index);
-            (start, tokens, attended) = (index, length, length);
-        } else {
-            (tokens, attended) = (tokens + length - shared, attended + length);
+    let attended = most.saturating_mul(ATTENDED);
+    fill(&sizes(trajectories), |size| size.tokens <= most && size.attended <= attended)
+}
+
+/// A trajectory's tokens, or those of several.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    /// What one has in common with the one before it counted once.
+    pub tokens: usize,
+    /// All of them.
+    pub attended: usize,
+}
+
+/// The size of each trajectory beside the one before it.
+pub(super) fn sizes(trajectories: &[&Trajectory]) -> Vec<Size> {
+    let before = std::iter::once([].as_slice()).chain(trajectories.iter().map(|trajectory| trajectory.ids.as_slice()));
+    let size = |(trajectory, before): (&&Trajectory, &[i64])| {
+        let (shared, attended) = (common(before, &trajectory.ids), trajectory.ids.len());
+        Size { tokens: attended - shared, attended }
+    };
+    trajectories.iter().zip(before).map(size).collect()
+}
+
+/// Fills one range after another as long as what is in it `fits`; each has one trajectory at least.
+pub(super) fn fill(sizes: &[Size], fits: impl Fn(Size) -> bool) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    let mut filled = Size { tokens: 0, attended: 0 };
+    for (index, size) in sizes.iter().enumerate() {
+        let more = Size { tokens: filled.tokens + size.tokens, attended: filled.attended + size.attended };
+        match ranges.last_mut().filter(|_| fits(more)) {
+            Some(last) => (last.end, filled) = (index + 1, more),
+            None => {
+                // Nothing is before it there.
+                filled = Size { tokens: size.attended, ..*size };
+                ranges.push(index..index + 1);
+            }
         }
     }
-    batches.extend((start < trajectories.len()).then_some(start..trajectories.len()));
-    batches
+    ranges
 }
 
 /// Tokens that a micro-batch's attention may see, in multiples of its most tokens: their queries, keys and values are kept
