@@ -39,7 +39,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "mutants"
-PACKAGE = "cuda-agent"
+ENGINE = "cuda-agent-engine"
 VARIABLE = "CUDA_AGENT_MUTANT"
 PLACES = {
     "key": "src/key/",
@@ -49,6 +49,8 @@ PLACES = {
     "lease": "src/store/lease.rs",
 }
 INTEGRATION = "--test=integration"
+# Whose each target of tests is: the integration tests run the binary, so they belong to its package.
+PACKAGES = {"--lib": ENGINE, INTEGRATION: "cuda-agent"}
 ROUNDS = [
     (
         "--lib",
@@ -201,9 +203,10 @@ class Build:
             self.write(path, text)
         return lines
 
-    def cargo(self, *arguments):
-        """The messages of a cargo command, and whether it ended well."""
-        command = ["cargo", *arguments, f"--package={PACKAGE}", "--locked", "--message-format=json"]
+    def build_tests(self, target):
+        """The messages of building the tests of a target, and whether that ended well."""
+        package = f"--package={PACKAGES[target]}"
+        command = ["cargo", "test", "--no-run", target, package, "--locked", "--message-format=json"]
         environment = {**os.environ, **self.environment}
         done = subprocess.run(command, cwd=self.tree, env=environment, capture_output=True, text=True)
         return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")], done
@@ -212,7 +215,7 @@ class Build:
         """Builds the tests of a target with all mutants; takes out what does not compile."""
         while True:
             lines = self.write_all()
-            messages, done = self.cargo("test", "--no-run", target)
+            messages, done = self.build_tests(target)
             if done.returncode == 0:
                 return executable(messages)
             said = [message["message"] for message in messages if message["reason"] == "compiler-message"]
@@ -228,7 +231,7 @@ class Build:
         """Builds the tests of a target with one mutant; `None` where they do not compile."""
         source = self.sources[mutant["file"]]
         self.write(mutant["file"], source.with_one(mutant))
-        messages, done = self.cargo("test", "--no-run", target)
+        messages, done = self.build_tests(target)
         self.write(mutant["file"], source.text)
         return None if done.returncode else executable(messages)
 
@@ -282,7 +285,7 @@ def try_one(program, tree, environment, filters, number, limit_s):
 
 def listed():
     """All mutants, numbered from 1 in the order of the files."""
-    command = ["cargo", "mutants", "--package", PACKAGE, "--list", "--json"]
+    command = ["cargo", "mutants", "--package", ENGINE, "--list", "--json"]
     mutants = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
     for number, mutant in enumerate(mutants, 1):
         mutant["number"] = number

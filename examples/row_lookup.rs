@@ -6,10 +6,10 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use cuda_agent::digest::Digest;
-use cuda_agent::rows::{RowIndex, SegmentSchema, segment};
-use cuda_agent::spec::parse_manifest;
-use cuda_agent::store::Store;
+use cuda_agent_engine::digest::Digest;
+use cuda_agent_engine::rows::{RowIndex, SegmentSchema, segment};
+use cuda_agent_engine::spec::parse_manifest;
+use cuda_agent_engine::store::Store;
 use cuda_agent_protocol::{RowResult, RowStatus};
 
 const SEGMENTS: u32 = 1000;

@@ -5,7 +5,6 @@
 
 pub mod artifact;
 pub mod catalog;
-pub mod cli;
 pub mod digest;
 pub mod event;
 pub mod execute;

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use cuda_agent::artifact::{json, table};
-use cuda_agent::event::{RunEvent, RunOutcome};
-use cuda_agent::execute::launch::Exit;
-use cuda_agent::host::Host;
-use cuda_agent::store::RowCounts;
+use cuda_agent_engine::artifact::{json, table};
+use cuda_agent_engine::event::{RunEvent, RunOutcome};
+use cuda_agent_engine::execute::launch::Exit;
+use cuda_agent_engine::host::Host;
+use cuda_agent_engine::store::RowCounts;
 use serde_json::{Map, Value};
 
 use crate::support::{Answer, Lab, row_program, square, write_ids};

@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use cuda_agent::digest::Digest;
-use cuda_agent::rows::segment;
-use cuda_agent::store::Record;
+use cuda_agent_engine::digest::Digest;
+use cuda_agent_engine::rows::segment;
+use cuda_agent_engine::store::Record;
 use serde_json::Value;
 
 use crate::support::Sandbox;

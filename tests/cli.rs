@@ -1,6 +1,6 @@
 //! The command line as a person sees it: snapshots of what it prints, and its exit statuses.
 
-use crate::support::Sandbox;
+use crate::support::{Sandbox, repository};
 
 const PIPELINE: &str = "name: demo
 params: { word: hello }
@@ -192,7 +192,7 @@ fn doctor_looks_at_everything() {
 #[test]
 fn the_schema_in_data_is_current() {
     let schema = demo().good(&["schema"]);
-    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("data/pipeline.schema.json");
+    let file = repository().join("data/pipeline.schema.json");
     if std::env::var_os("UPDATE_SCHEMA").is_some() {
         std::fs::write(&file, &schema).unwrap();
     }

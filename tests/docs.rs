@@ -7,8 +7,8 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::support::Sandbox;
 use crate::support::s3::S3Server;
+use crate::support::{Sandbox, repository};
 
 /// A fenced block of a document.
 struct Block {
@@ -37,7 +37,7 @@ impl Block {
 }
 
 fn document(name: &str) -> String {
-    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).unwrap()
+    std::fs::read_to_string(repository().join(name)).unwrap()
 }
 
 fn blocks(text: &str) -> Vec<Block> {
@@ -64,11 +64,12 @@ fn blocks(text: &str) -> Vec<Block> {
 
 /// Every Python package whose version a built-in kind asks for.
 fn built_in_packages() -> BTreeSet<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("stages/ops");
+    let folder = repository().join("stages/ops");
     let manifests = std::fs::read_dir(folder).unwrap().map(|item| item.unwrap().path().join("stage.yaml"));
     let manifests = manifests.filter(|path| path.is_file()).map(|path| {
         let text = std::fs::read_to_string(&path).unwrap();
-        cuda_agent::spec::parse_manifest(&text, &path).unwrap_or_else(|errors| panic!("{}", errors.render(false)))
+        cuda_agent_engine::spec::parse_manifest(&text, &path)
+            .unwrap_or_else(|errors| panic!("{}", errors.render(false)))
     });
     manifests.flat_map(|manifest| manifest.toolchain.python.unwrap_or_default()).collect()
 }
@@ -148,7 +149,7 @@ fn the_reference_is_true() {
     let sandbox = sandbox(false);
     let cities = include_str!("fixtures/docs/data/cities.csv");
     let data = format!("file://{}", sandbox.path("data").display());
-    let digest = cuda_agent::digest::Digest::of_bytes(cities.as_bytes()).to_string();
+    let digest = cuda_agent_engine::digest::Digest::of_bytes(cities.as_bytes()).to_string();
     let text = document("docs/pipelines.md").replace("file:///mnt/data", &data);
     assert!(text.contains(&digest), "the example of `url:` wants the digest {digest}");
     let blocks = blocks(&text);
@@ -204,13 +205,13 @@ fn the_guide_to_sharing_is_true() {
 
 /// An interpreter with torch: the one that is named, or the project's.
 fn python_with_torch() -> PathBuf {
-    let project = || Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
+    let project = || repository().join(".venv/bin/python");
     std::env::var_os("CUDA_AGENT_PYTHON").map_or_else(project, PathBuf::from)
 }
 
 /// What judging a pipeline's kernels reads of the repository.
 fn copy_corpus(sandbox: &Sandbox) {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = repository();
     for name in ["pipelines/kernels.yaml", "stages/kernels/corpus/corpus.json"] {
         sandbox.write(name, &document(name));
     }
@@ -279,7 +280,7 @@ fn the_pipelines_can_be_planned() {
     sandbox.variables.push(("CUDA_AGENT_PYTHON".into(), python_with_torch().display().to_string()));
     sandbox.write("base.gguf", "");
     let base = sandbox.path("base.gguf");
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("pipelines");
+    let folder = repository().join("pipelines");
     let mut files: Vec<PathBuf> = std::fs::read_dir(&folder).unwrap().map(|item| item.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
     assert!(files.len() >= 9, "{files:?}");

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use cuda_agent::event::{RunEvent, StageOutcome};
-use cuda_agent::execute::launch::Exit;
+use cuda_agent_engine::event::{RunEvent, StageOutcome};
+use cuda_agent_engine::execute::launch::Exit;
 use futures::FutureExt;
 
 use crate::support::{Lab, echo, failing};
@@ -100,7 +100,7 @@ async fn a_missing_blob_is_a_miss_and_is_made_again() {
     let mut lab = Lab::new();
     let (report, _) = lab.run(CHAIN).await;
     let blob = report.outputs["a"]["out"].parts[0];
-    lab.store.near().delete(&cuda_agent::store::blob_name(&blob)).await.unwrap();
+    lab.store.near().delete(&cuda_agent_engine::store::blob_name(&blob)).await.unwrap();
     let plan = lab.plan(CHAIN).await;
     assert!(plan.starts_with("a: miss (output `out` is missing from the store or damaged)"), "{plan}");
     assert_eq!(lab.launches(CHAIN).await, ["a"]);
@@ -302,7 +302,7 @@ async fn a_tag_feeds_another_pipeline() {
     let mut lab = Lab::new();
     let (_, _) = lab.run("stages: { a: { uses: lab/make } }").await;
     let manifest = lab.store.run(&lab.store.runs().await.unwrap()[0]).await.unwrap().unwrap();
-    let tag = cuda_agent::store::Tag { key: manifest.stages["a"].key.unwrap(), output: "out".into() };
+    let tag = cuda_agent_engine::store::Tag { key: manifest.stages["a"].key.unwrap(), output: "out".into() };
     lab.store.put_tag("texts", "v1", &tag).await.unwrap();
     let text = "stages: { b: { uses: lab/join, inputs: { a: { artifact: texts@v1 } } } }";
     let (report, _) = lab.run(text).await;
@@ -333,7 +333,7 @@ async fn refresh_replaces_a_damaged_blob_of_the_right_size() {
     let text = "stages:\n  a: { uses: lab/make }\n  b: { uses: lab/join, inputs: { a: a.out } }\n";
     let (report, _) = lab.run(text).await;
     let blob = report.outputs["a"]["out"].parts[0];
-    let name = cuda_agent::store::blob_name(&blob);
+    let name = cuda_agent_engine::store::blob_name(&blob);
     let size = lab.store.near().size_of(&name).await.unwrap().unwrap() as usize;
     lab.store.near().overwrite(&name, vec![b'x'; size]).await.unwrap();
     lab.refresh = vec!["a".into(), "b".into()];
@@ -349,7 +349,7 @@ async fn what_is_found_damaged_in_a_run_is_made_again_in_that_run() {
     let text = "stages:\n  a: { uses: lab/make }\n  b: { uses: lab/join, inputs: { a: a.out } }\n  c: { uses: lab/join, inputs: { a: a.out, b: b.out } }\n";
     let (report, _) = lab.run(text).await;
     let damage = async |lab: &Lab| {
-        let name = cuda_agent::store::blob_name(&report.outputs["a"]["out"].parts[0]);
+        let name = cuda_agent_engine::store::blob_name(&report.outputs["a"]["out"].parts[0]);
         let size = lab.store.near().size_of(&name).await.unwrap().unwrap() as usize;
         lab.store.near().overwrite(&name, vec![b'x'; size]).await.unwrap();
     };
@@ -393,7 +393,7 @@ async fn a_port_gets_only_the_columns_that_count() {
     lab.launcher.on(
         "lab/columns",
         Arc::new(move |folder, request, channels| {
-            let info = cuda_agent::artifact::table::inspect(&folder.join("inputs/rows.parquet")).unwrap();
+            let info = cuda_agent_engine::artifact::table::inspect(&folder.join("inputs/rows.parquet")).unwrap();
             columns.lock().unwrap().extend(info.columns.into_iter().map(|column| column.name));
             echo()(folder, request, channels)
         }),
@@ -430,7 +430,7 @@ fn web_server(body: &'static str) -> String {
 async fn a_download_is_known_by_its_digest() {
     let mut lab = Lab::new();
     let url = web_server("from afar");
-    let digest = cuda_agent::digest::Digest::of_bytes(b"from afar");
+    let digest = cuda_agent_engine::digest::Digest::of_bytes(b"from afar");
     let pipeline = |url: &str, digest: &str| {
         format!("stages: {{ a: {{ uses: lab/join, inputs: {{ a: {{ url: '{url}', digest: '{digest}' }} }} }} }}")
     };

@@ -10,8 +10,8 @@ use cuda_agent_kernels::verdict::{Outcome, Verdict};
 use serde_json::{Value, json};
 
 use crate::programs::eventually;
-use crate::support::Sandbox;
 use crate::support::kernels::{Candidate, Corpus, rows, run, sandbox, text, write_candidates, write_strings};
+use crate::support::{Sandbox, repository};
 
 const TASK: &str = "import torch
 from torch import nn
@@ -217,7 +217,7 @@ fn a_launch_candidate_is_known_by_its_source() {
 /// What policies are shown as right: judged at a smaller size, with the contract that the evaluator states.
 #[test]
 fn the_example_of_the_prompt_is_right() {
-    let prompts = Path::new(env!("CARGO_MANIFEST_DIR")).join("stages/agent/prompts");
+    let prompts = repository().join("stages/agent/prompts");
     let read = |name: &str| std::fs::read_to_string(prompts.join(name)).unwrap();
     let (task, answer) = (read("example_task.py"), read("example_answer.md"));
     let candidate = answer.trim().strip_prefix("```cuda\n").unwrap().strip_suffix("```").unwrap();

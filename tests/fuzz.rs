@@ -11,21 +11,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::repository;
 use bytes::Bytes;
-use cuda_agent::artifact::{Artifact, tree};
-use cuda_agent::catalog::Catalog;
-use cuda_agent::digest::Digest;
-use cuda_agent::execute::attempt;
-use cuda_agent::key::{Preimage, ProgramIdentity};
-use cuda_agent::name::{is_name, is_tag_part};
-use cuda_agent::plan::graph::Graph;
-use cuda_agent::plan::inputs::Input;
-use cuda_agent::rows::assembly::Results;
-use cuda_agent::rows::index::RowIndex;
-use cuda_agent::rows::journal::{self, Journal};
-use cuda_agent::rows::segment::{SegmentSchema, encode};
-use cuda_agent::spec;
-use cuda_agent::store::{Again, Record, Store, Tag, record_name};
+use cuda_agent_engine::artifact::{Artifact, tree};
+use cuda_agent_engine::catalog::Catalog;
+use cuda_agent_engine::digest::Digest;
+use cuda_agent_engine::execute::attempt;
+use cuda_agent_engine::key::{Preimage, ProgramIdentity};
+use cuda_agent_engine::name::{is_name, is_tag_part};
+use cuda_agent_engine::plan::graph::Graph;
+use cuda_agent_engine::plan::inputs::Input;
+use cuda_agent_engine::rows::assembly::Results;
+use cuda_agent_engine::rows::index::RowIndex;
+use cuda_agent_engine::rows::journal::{self, Journal};
+use cuda_agent_engine::rows::segment::{SegmentSchema, encode};
+use cuda_agent_engine::spec;
+use cuda_agent_engine::store::{Again, Record, Store, Tag, record_name};
 use cuda_agent_protocol::{Event, Manifest, PortType, Request, RowResult, RowStatus};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
@@ -66,7 +67,7 @@ fn seconds() -> f64 {
 fn fuzz(name: &str) {
     let scratch = tempfile::tempdir().unwrap();
     let seed = std::env::var("FUZZ_SEED").unwrap_or_else(|_| match std::env::var_os("FUZZ_SECONDS") {
-        Some(_) => (cuda_agent::now() as u64).to_string(),
+        Some(_) => (cuda_agent_engine::now() as u64).to_string(),
         None => "1".into(),
     });
     let limited = format!("ulimit -v {ADDRESSES}; exec \"$0\" \"$@\"");
@@ -319,7 +320,7 @@ fn pipelines() -> Vec<Vec<u8>> {
         d: &d [*c, *c, *c, *c, *c, *c, *c, *c, *c]\n  e: &e [*d, *d, *d, *d, *d, *d, *d, *d]\n  f: &f [*e, *e, *e, *e, *e, *e, *e]\n  g: [*f, *f, *f, *f, *f, *f]\nstages: {}\n";
     let chain: String = (1..3000).map(|level| format!("  a{level}: &a{level} [*a{}]\n", level - 1)).collect();
     let chain = format!("name: p\nparams:\n  a0: &a0 [1]\n{chain}stages: {{}}\n");
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = repository();
     let files =
         ["quickstart", "ops-llm"].map(|name| std::fs::read(root.join(format!("pipelines/{name}.yaml"))).unwrap());
     [PIPELINE, laughs, &chain].map(|text| text.as_bytes().to_vec()).into_iter().chain(files).collect()
@@ -350,7 +351,7 @@ fn try_pipeline(folder: &Path, bytes: &[u8]) {
 }
 
 fn manifests() -> Vec<Vec<u8>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = repository();
     let files = ["ops/measure", "kernels/evaluate"];
     let files = files.map(|name| std::fs::read(root.join(format!("stages/{name}/stage.yaml"))).unwrap());
     std::iter::once(ROWS.as_bytes().to_vec()).chain(files).collect()
@@ -473,7 +474,7 @@ fn try_segment(_: &Path, bytes: &[u8]) {
     let ids: ArrayRef = std::sync::Arc::new(Int64Array::from_iter_values(0..5));
     let input = RecordBatch::try_from_iter([("id", ids)]).unwrap();
     let table = cache.path().join("input.parquet");
-    cuda_agent::artifact::table::write(&table, &input.schema(), &[input]).unwrap();
+    cuda_agent_engine::artifact::table::write(&table, &input.schema(), &[input]).unwrap();
     now(async {
         store.put_segment(&base, 0, Bytes::copy_from_slice(bytes)).await.unwrap();
         let Ok(index) = RowIndex::load(&store, &base, &cache.path().join("rows")).await else { return };

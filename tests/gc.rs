@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use cuda_agent::artifact::{Artifact, tree};
-use cuda_agent::digest::Digest;
-use cuda_agent::key::{Preimage, ProgramIdentity};
-use cuda_agent::store::audit::End;
-use cuda_agent::store::gc::{self, Class, Garbage, Policy, Swept, What};
-use cuda_agent::store::tier::Tier;
-use cuda_agent::store::{Again, Record, RunManifest, StageEntry, Store, Tag, blob_name};
+use cuda_agent_engine::artifact::{Artifact, tree};
+use cuda_agent_engine::digest::Digest;
+use cuda_agent_engine::key::{Preimage, ProgramIdentity};
+use cuda_agent_engine::store::audit::End;
+use cuda_agent_engine::store::gc::{self, Class, Garbage, Policy, Swept, What};
+use cuda_agent_engine::store::tier::Tier;
+use cuda_agent_engine::store::{Again, Record, RunManifest, StageEntry, Store, Tag, blob_name};
 use cuda_agent_protocol::PortType;
 use futures::future::BoxFuture;
 use futures::stream::{BoxStream, StreamExt, TryStreamExt};
@@ -306,7 +306,7 @@ fn record(number: u32, artifact: Artifact, base: Option<Digest>) -> Record {
         schema: 1,
         key: preimage.key(),
         kind: "k".into(),
-        nonce: cuda_agent::nonce(),
+        nonce: cuda_agent_engine::nonce(),
         preimage,
         base,
         outputs: BTreeMap::from([("out".into(), artifact)]),
@@ -324,7 +324,7 @@ fn record(number: u32, artifact: Artifact, base: Option<Digest>) -> Record {
 #[tokio::test]
 async fn how_old_a_blob_is_is_told_by_the_servers_clock() {
     let server = Server::new();
-    server.state().now = cuda_agent::now() as u64 + 20 * HOUR;
+    server.state().now = cuda_agent_engine::now() as u64 + 20 * HOUR;
     let (artifact, contents) = tree_of(&[1], true);
     for bytes in &contents {
         let name = blob_name(&Digest::of_bytes(bytes));
@@ -360,7 +360,7 @@ async fn make(server: &Server, number: u32, after: u32, blobs: &[u32], listed: b
 
 /// Ids by a client's clock, which is wrong.
 fn run_id(client: u64, number: usize) -> String {
-    format!("{}-{number:06}", cuda_agent::id_at(client as f64).split_once('-').unwrap().0)
+    format!("{}-{number:06}", cuda_agent_engine::id_at(client as f64).split_once('-').unwrap().0)
 }
 
 async fn run(store: &Store, id: &str, pipeline: &str, outcome: &str, keys: &[Digest], bases: &[Digest]) {
@@ -1232,8 +1232,9 @@ async fn an_audit_mends_the_far_tier() {
     for name in &names {
         tier.overwrite(name, &b"{}"[..]).await.unwrap();
     }
-    let ends =
-        |audit: &cuda_agent::store::audit::Audit| audit.damaged.iter().map(|d| d.end.clone()).collect::<Vec<_>>();
+    let ends = |audit: &cuda_agent_engine::store::audit::Audit| {
+        audit.damaged.iter().map(|d| d.end.clone()).collect::<Vec<_>>()
+    };
     let found = audit(true).await;
     assert_eq!((ends(&found), found.is_mended()), (vec![End::Left; 3], false));
     let mended = audit(false).await;

@@ -6,7 +6,7 @@ use std::process::{Output, Stdio};
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, Int8Array, Int64Array, RecordBatch, StringArray};
-use cuda_agent::artifact::table;
+use cuda_agent_engine::artifact::table;
 
 use crate::programs::eventually;
 use crate::support::{Sandbox, write_ids};

@@ -31,7 +31,7 @@ mod support;
 #[test]
 fn no_test_file_is_forgotten() {
     let listed = include_str!("main.rs");
-    for item in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests")).unwrap() {
+    for item in std::fs::read_dir(support::repository().join("tests")).unwrap() {
         let name = item.unwrap().file_name().into_string().unwrap();
         let Some(module) = name.strip_suffix(".rs").filter(|module| *module != "main") else { continue };
         assert!(listed.contains(&format!("mod {module};")), "tests/{name} is not listed in tests/main.rs");

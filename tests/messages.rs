@@ -246,7 +246,7 @@ fn forget_who(sandbox: &Sandbox) {
     let who: Vec<String> = who.iter().map(|name| value(name)).collect();
     let text = std::fs::read_to_string(sandbox.path("cuda-agent.yaml")).unwrap();
     let url = text.lines().find_map(|line| line.strip_prefix("store: ")).unwrap();
-    let name = cuda_agent::digest::Digest::of_bytes(format!("{url}\n{}", who.join("\n")).as_bytes()).to_string();
+    let name = cuda_agent_engine::digest::Digest::of_bytes(format!("{url}\n{}", who.join("\n")).as_bytes()).to_string();
     std::fs::rename(&marks[0], cache.join(format!("probed-{}", &name[..8]))).unwrap();
 }
 

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use cuda_agent::execute::Report;
-use cuda_agent::execute::launch::Exit;
-use cuda_agent::host::Host;
-use cuda_agent::store::{RowCounts, Store};
+use cuda_agent_engine::execute::Report;
+use cuda_agent_engine::execute::launch::Exit;
+use cuda_agent_engine::host::Host;
+use cuda_agent_engine::store::{RowCounts, Store};
 use cuda_agent_protocol::{Event, RowResult, RowStatus};
 use futures::FutureExt;
 use serde_json::{Value, json};

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use cuda_agent::artifact::{Artifact, tree};
-use cuda_agent::digest::Digest;
-use cuda_agent::key::{Preimage, ProgramIdentity};
-use cuda_agent::store::tier::Tier;
-use cuda_agent::store::{Again, Record, RunManifest, Store, Tag, blob_name};
+use cuda_agent_engine::artifact::{Artifact, tree};
+use cuda_agent_engine::digest::Digest;
+use cuda_agent_engine::key::{Preimage, ProgramIdentity};
+use cuda_agent_engine::store::tier::Tier;
+use cuda_agent_engine::store::{Again, Record, RunManifest, Store, Tag, blob_name};
 use cuda_agent_protocol::PortType;
 
 fn record(text: &str) -> Record {
@@ -29,7 +29,7 @@ fn record(text: &str) -> Record {
         schema: 1,
         key: preimage.key(),
         kind: "k".into(),
-        nonce: cuda_agent::nonce(),
+        nonce: cuda_agent_engine::nonce(),
         preimage,
         base: None,
         outputs: BTreeMap::new(),

@@ -33,7 +33,7 @@ impl Azurite {
     }
 
     fn installed() -> Option<Self> {
-        let modules = Path::new(env!("CARGO_MANIFEST_DIR")).join("build/azurite/node_modules");
+        let modules = super::repository().join("build/azurite/node_modules");
         let program = modules.join(".bin/azurite-blob");
         program.is_file().then(|| {
             let command = |_: &Path, ports: &[u16]| {

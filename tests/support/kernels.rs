@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, RecordBatch, StringArray};
-use cuda_agent::artifact::{json, table};
+use cuda_agent_engine::artifact::{json, table};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -94,7 +94,7 @@ impl Corpus {
 
 /// A file of the corpus.
 pub fn text(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("stages/kernels/corpus").join(name);
+    let path = super::repository().join("stages/kernels/corpus").join(name);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
@@ -124,7 +124,7 @@ pub fn sandbox() -> Sandbox {
 }
 
 pub fn python() -> PathBuf {
-    let made = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
+    let made = super::repository().join(".venv/bin/python");
     let python = std::env::var_os("CUDA_AGENT_PYTHON").map_or(made, PathBuf::from);
     assert!(python.exists(), "{}: `make venv` makes an environment with torch", python.display());
     python

@@ -11,22 +11,27 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
 
-use cuda_agent::Folders;
-use cuda_agent::catalog::{Catalog, Kind, ProgramFiles};
-use cuda_agent::event::{RunEvent, Subscriber};
-use cuda_agent::execute::launch::{Channels, Exit, Launch, Launcher};
-use cuda_agent::execute::secrets::Secrets;
-use cuda_agent::execute::{Engine, Report};
-use cuda_agent::host::Host;
-use cuda_agent::key::ProgramIdentity;
-use cuda_agent::plan::graph::Graph;
-use cuda_agent::plan::{Planner, Verdict};
-use cuda_agent::spec::{self, Pipeline};
-use cuda_agent::store::Store;
+use cuda_agent_engine::Folders;
+use cuda_agent_engine::catalog::{Catalog, Kind, ProgramFiles};
+use cuda_agent_engine::event::{RunEvent, Subscriber};
+use cuda_agent_engine::execute::launch::{Channels, Exit, Launch, Launcher};
+use cuda_agent_engine::execute::secrets::Secrets;
+use cuda_agent_engine::execute::{Engine, Report};
+use cuda_agent_engine::host::Host;
+use cuda_agent_engine::key::ProgramIdentity;
+use cuda_agent_engine::plan::graph::Graph;
+use cuda_agent_engine::plan::{Planner, Verdict};
+use cuda_agent_engine::spec::{self, Pipeline};
+use cuda_agent_engine::store::Store;
 use cuda_agent_protocol::{Event, Request, RowResult, RowStatus};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
+
+/// The folder that holds the workspace. These tests belong to the package of the binary, which lies one folder below.
+pub fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("`app` lies in the repository")
+}
 
 /// What a fake program does: it gets its folder, its request, and the engine's end.
 pub type Behaviour = Arc<dyn Fn(PathBuf, Request, Channels) -> BoxFuture<'static, Exit> + Send + Sync>;
@@ -522,7 +527,7 @@ pub fn write_ids(path: &Path, ids: &[i64], other: &str) {
         ("other", Arc::new(StringArray::from(others)) as ArrayRef),
     ])
     .unwrap();
-    cuda_agent::artifact::table::write(path, &batch.schema(), &[batch]).unwrap();
+    cuda_agent_engine::artifact::table::write(path, &batch.schema(), &[batch]).unwrap();
 }
 
 /// The answer that by-row tests expect.
@@ -543,7 +548,7 @@ impl Random {
 
 /// Adds a kind that has a manifest and no program.
 pub fn add_kind(catalog: &mut Catalog, manifest: &str, identity: ProgramIdentity) {
-    let manifest = cuda_agent::spec::parse_manifest(manifest, Path::new("stage.yaml"));
+    let manifest = cuda_agent_engine::spec::parse_manifest(manifest, Path::new("stage.yaml"));
     let manifest = Arc::new(manifest.unwrap_or_else(|errors| panic!("{}", errors.render(false))));
     let (executable, origin) = (Default::default(), manifest.name.clone());
     catalog.add(Kind { manifest, identity, executable, program: ProgramFiles::None, origin }).unwrap();

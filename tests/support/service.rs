@@ -79,7 +79,7 @@ impl Drop for Service {
 /// A program that `make venv-dev` installs.
 pub fn program(name: &str) -> PathBuf {
     let chosen = std::env::var_os("CUDA_AGENT_TEST_BIN").map(PathBuf::from);
-    let folders = chosen.into_iter().chain([Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin")]);
+    let folders = chosen.into_iter().chain([super::repository().join(".venv/bin")]);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut candidates = folders.chain(std::env::split_paths(&path)).map(|folder| folder.join(name));
     candidates

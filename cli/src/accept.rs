@@ -8,24 +8,24 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use clap::Args;
+use cuda_agent_engine::artifact::table::TableInfo;
+use cuda_agent_engine::digest::Digest;
+use cuda_agent_engine::execute::publish::{check_columns, mark_measured};
+use cuda_agent_engine::key::{InputIdentity, MissReason, Preimage, difference};
+use cuda_agent_engine::plan::graph::Graph;
+use cuda_agent_engine::plan::history::History;
+use cuda_agent_engine::plan::{Outputs, Planner, Resolved, StagePlan, Verdict, base_key};
+use cuda_agent_engine::rows::SegmentSchema;
+use cuda_agent_engine::spec::{Pipeline, Stage};
+use cuda_agent_engine::store::{Record, RowCounts, RunManifest, SegmentName, StageEntry, Store, StoreError};
 use cuda_agent_protocol::Device;
 use futures::{StreamExt, TryStreamExt};
 use serde_json::{Value, json};
 
-use super::progress::because;
-use super::project::Project;
-use super::run::named_stages;
-use super::{CliError, Exit, print, print_json};
-use crate::artifact::table::TableInfo;
-use crate::digest::Digest;
-use crate::execute::publish::{check_columns, mark_measured};
-use crate::key::{InputIdentity, MissReason, Preimage, difference};
-use crate::plan::graph::Graph;
-use crate::plan::history::History;
-use crate::plan::{Outputs, Planner, Resolved, StagePlan, Verdict, base_key};
-use crate::rows::SegmentSchema;
-use crate::spec::{Pipeline, Stage};
-use crate::store::{Record, RowCounts, RunManifest, SegmentName, StageEntry, Store, StoreError};
+use crate::progress::because;
+use crate::project::Project;
+use crate::run::named_stages;
+use crate::{CliError, Exit, print, print_json};
 
 /// Segments that are copied at once.
 const SIDE_BY_SIDE: usize = 8;
@@ -387,10 +387,10 @@ async fn file_under_new_keys(
 ) -> Result<String, CliError> {
     let mut manifest = RunManifest {
         schema: 1,
-        run: crate::run_id(),
+        run: cuda_agent_engine::run_id(),
         pipeline: pipeline.name.clone(),
-        started_at: crate::now(),
-        heartbeat_at: crate::now(),
+        started_at: cuda_agent_engine::now(),
+        heartbeat_at: cuda_agent_engine::now(),
         ended_at: None,
         outcome: "running".into(),
         params: pipeline.params.clone(),
@@ -415,10 +415,10 @@ async fn file_under_new_keys(
         }
         let set_aside = Some(because(&acceptance.reasons));
         enter(&mut manifest, stage, Some(acceptance.resolved.key), acceptance.resolved.base, "accepted", set_aside);
-        manifest.heartbeat_at = crate::now();
+        manifest.heartbeat_at = cuda_agent_engine::now();
         store.put_run(&manifest).await?;
     }
-    manifest.heartbeat_at = crate::now();
+    manifest.heartbeat_at = cuda_agent_engine::now();
     manifest.ended_at = Some(manifest.heartbeat_at);
     manifest.outcome = if outcome.is_ok() { "accepted" } else { "failed" }.into();
     store.put_run(&manifest).await?;
@@ -448,11 +448,11 @@ async fn commit(store: &Store, run: &str, stage: &Stage, acceptance: &Acceptance
         schema: 1,
         key: acceptance.resolved.key,
         kind: earlier.kind.clone(),
-        nonce: crate::nonce(),
+        nonce: cuda_agent_engine::nonce(),
         preimage: acceptance.resolved.preimage.clone(),
         base: acceptance.resolved.base,
         outputs: acceptance.outputs.clone(),
-        created_at: crate::now(),
+        created_at: cuda_agent_engine::now(),
         run: run.to_owned(),
         accepted_from: Some(earlier.key),
         interpreter: earlier.interpreter.clone(),
@@ -546,11 +546,11 @@ fn in_words(pipeline: &Pipeline, review: &Review<'_>, order: &[usize], hits: &[u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::ProgramIdentity;
+    use cuda_agent_engine::key::ProgramIdentity;
 
     fn preimage(kind: &str, device: Option<Device>) -> Preimage {
         Preimage {
-            schema: crate::key::SCHEMA,
+            schema: cuda_agent_engine::key::SCHEMA,
             kind: kind.into(),
             program: ProgramIdentity::Version("1.0.0".into()),
             executable: Default::default(),

@@ -6,21 +6,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use cuda_agent_engine::event::{Recorder, RunEvent, RunOutcome, Subscriber};
+use cuda_agent_engine::execute::launch::LocalLauncher;
+use cuda_agent_engine::execute::secrets::Secrets;
+use cuda_agent_engine::execute::{Engine, Report};
+use cuda_agent_engine::plan::graph::Graph;
+use cuda_agent_engine::schedule;
+use cuda_agent_engine::spec::Pipeline;
+use cuda_agent_engine::store::Store;
+use cuda_agent_engine::store::far::Far;
 use tokio::sync::mpsc;
 
-use super::progress::{Bars, JsonLines, Lines};
-use super::project::Project;
-use super::waiting::Voice;
-use super::{CliError, Exit, secrets};
-use crate::event::{Recorder, RunEvent, RunOutcome, Subscriber};
-use crate::execute::launch::LocalLauncher;
-use crate::execute::secrets::Secrets;
-use crate::execute::{Engine, Report};
-use crate::plan::graph::Graph;
-use crate::schedule;
-use crate::spec::Pipeline;
-use crate::store::Store;
-use crate::store::far::Far;
+use crate::progress::{Bars, JsonLines, Lines};
+use crate::project::Project;
+use crate::waiting::Voice;
+use crate::{CliError, Exit, secrets};
 
 /// Options of `run`.
 #[derive(Args)]
@@ -45,7 +45,7 @@ pub fn named_stages(pipeline: &Pipeline, names: &[String]) -> Result<BTreeSet<us
             stages.filter(|(_, stage)| stage.name == *name || stage.base == *name).map(|(index, _)| index).collect();
         if matching.is_empty() {
             let error = CliError::usage(format!("there is no stage `{name}` in pipeline `{}`", pipeline.name));
-            let near = crate::spec::suggest(name, pipeline.stages.iter().map(|stage| stage.base.as_str()));
+            let near = cuda_agent_engine::spec::suggest(name, pipeline.stages.iter().map(|stage| stage.base.as_str()));
             return Err(match near {
                 Some(near) => error.with_hint(format!("did you mean `{near}`?")),
                 None => error,
@@ -140,9 +140,10 @@ async fn look_for_secrets(engine: &Engine<'_>) -> Result<(), CliError> {
 }
 
 /// Programs are told absolute paths.
-pub fn absolute(project: &Project) -> Result<crate::Folders, CliError> {
+pub fn absolute(project: &Project) -> Result<cuda_agent_engine::Folders, CliError> {
     let root = project.folders.work.parent().expect("the work folder lies in the local folder");
-    crate::Folders::below(root).map_err(|error| CliError::environment(format!("{}: {error}", root.display())))
+    cuda_agent_engine::Folders::below(root)
+        .map_err(|error| CliError::environment(format!("{}: {error}", root.display())))
 }
 
 /// Ctrl-C, SIGTERM and SIGHUP (a lost terminal or ssh session): the first asks for an end, the second insists. Who

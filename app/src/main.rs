@@ -1,11 +1,11 @@
 //! The binary: the engine's commands, with the stage kinds of this workspace built in.
 
-use cuda_agent::catalog::{Catalog, CatalogError, ProgramFiles};
-use cuda_agent::cli::{self, Builtins, Finding, Machine, RowView, StageCommand};
-use cuda_agent::digest::Digest;
-use cuda_agent::execute::supervise;
-use cuda_agent::key::ProgramIdentity;
 use cuda_agent_builtin::{Builtin, Entry, Identity};
+use cuda_agent_cli::{self as cli, Builtins, Finding, Machine, RowView, StageCommand};
+use cuda_agent_engine::catalog::{Catalog, CatalogError, ProgramFiles};
+use cuda_agent_engine::digest::Digest;
+use cuda_agent_engine::execute::supervise;
+use cuda_agent_engine::key::ProgramIdentity;
 use cuda_agent_protocol::PortType;
 
 /// A run over ten thousand stages makes millions of small things on several threads, and frees many of them on others: glibc's

@@ -1,16 +1,16 @@
 //! `status`, `runs` and `log`: what runs recorded.
 
 use clap::Args;
+use cuda_agent_engine::digest::Digest;
+use cuda_agent_engine::execute::{file_name, live_log};
+use cuda_agent_engine::store::record::has_result;
+use cuda_agent_engine::store::{RowCounts, RunManifest, Store, gc};
 use futures::StreamExt;
 use serde_json::json;
 
-use super::diff::when;
-use super::project::Project;
-use super::{CliError, Exit, print, print_json};
-use crate::digest::Digest;
-use crate::execute::{file_name, live_log};
-use crate::store::record::has_result;
-use crate::store::{RowCounts, RunManifest, Store, gc};
+use crate::diff::when;
+use crate::project::Project;
+use crate::{CliError, Exit, print, print_json};
 
 /// Options of `status`.
 #[derive(Args)]
@@ -48,7 +48,7 @@ const SILENT: f64 = 120.0;
 
 /// How a run ended, or that it seems to be dead.
 pub fn outcome(run: &RunManifest) -> String {
-    if run.ended_at.is_none() && crate::now() - run.heartbeat_at > SILENT {
+    if run.ended_at.is_none() && cuda_agent_engine::now() - run.heartbeat_at > SILENT {
         return "killed".into();
     }
     run.outcome.clone()
@@ -149,7 +149,7 @@ fn in_words(run: &RunManifest) -> String {
 }
 
 fn span(seconds: f64) -> String {
-    crate::execute::seconds_of(seconds)
+    cuda_agent_engine::execute::seconds_of(seconds)
 }
 
 /// Of a result that was there, only what still holds.
@@ -201,8 +201,8 @@ pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliEr
     while let Some(run) = listed.next().await {
         let id = run.run.clone();
         let count = |word: &str| run.stages.values().filter(|entry| entry.outcome == word).count();
-        let took = run.ended_at.map_or(crate::now(), |end| end) - run.started_at;
-        let took = crate::execute::seconds_of(took);
+        let took = run.ended_at.map_or(cuda_agent_engine::now(), |end| end) - run.started_at;
+        let took = cuda_agent_engine::execute::seconds_of(took);
         let accepted = Some(count("accepted")).filter(|accepted| *accepted > 0);
         let accepted = accepted.map(|accepted| format!(", {accepted} accepted")).unwrap_or_default();
         let rejected: u64 = run.stages.values().filter_map(|entry| entry.rows).map(|rows| rows.rejected).sum();
@@ -355,7 +355,7 @@ fn no_log(project: &Project, store: &Store, wanted: &Wanted<'_>) -> CliError {
     let error = CliError::usage(format!("{of} a stage `{}`", wanted.stage));
     let pipeline = project.default_pipeline().and_then(|file| project.pipeline(&file)).ok();
     let names = pipeline.iter().flat_map(|pipeline| &pipeline.stages).map(|stage| stage.name.as_str());
-    match crate::spec::suggest(wanted.stage, names) {
+    match cuda_agent_engine::spec::suggest(wanted.stage, names) {
         Some(near) if near != wanted.stage => error.with_hint(format!("did you mean `{near}`?")),
         Some(_) => error.with_hint("`cuda-agent run` executes it"),
         None => error.with_hint("`cuda-agent status` lists the stages of a run"),

@@ -4,12 +4,11 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use cuda_agent_engine::event::{RunEvent, RunOutcome, StageOutcome, Subscriber};
+use cuda_agent_engine::execute::{seconds, seconds_of};
+use cuda_agent_engine::key::MissReason;
+use cuda_agent_engine::store::RowCounts;
 use indicatif::{MultiProgress, ProgressBar, ProgressState, ProgressStyle};
-
-use crate::event::{RunEvent, RunOutcome, StageOutcome, Subscriber};
-use crate::execute::{seconds, seconds_of};
-use crate::key::MissReason;
-use crate::store::RowCounts;
 
 /// One JSON object a line on standard output.
 pub struct JsonLines;

@@ -3,21 +3,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use clap::Args;
+use cuda_agent_engine::artifact::{Artifact, ColumnInfo};
+use cuda_agent_engine::digest::Digest;
+use cuda_agent_engine::execute::seconds_of;
+use cuda_agent_engine::key::{InputIdentity, MissReason, difference};
+use cuda_agent_engine::store::record::has_result;
+use cuda_agent_engine::store::{Record, RowCounts, RunManifest, StageEntry, Store, StoreError};
 use cuda_agent_protocol::PortType;
 use futures::{StreamExt, TryStreamExt};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::progress::because;
-use super::project::Project;
-use super::runs::{outcome, run_by_word};
-use super::{CliError, Exit, print, print_json};
-use crate::artifact::{Artifact, ColumnInfo};
-use crate::digest::Digest;
-use crate::execute::seconds_of;
-use crate::key::{InputIdentity, MissReason, difference};
-use crate::store::record::has_result;
-use crate::store::{Record, RowCounts, RunManifest, StageEntry, Store, StoreError};
+use crate::progress::because;
+use crate::project::Project;
+use crate::runs::{outcome, run_by_word};
+use crate::{CliError, Exit, print, print_json};
 
 /// Records and lists of files that are read at once.
 const SIDE_BY_SIDE: usize = 16;
@@ -316,7 +316,7 @@ async fn compare_output(store: &Store, a: &Artifact, b: &Artifact) -> Result<Out
         },
         (None, None) => match (store.tree_entries(a).await?, store.tree_entries(b).await?) {
             (Some(a), Some(b)) => {
-                let files = |entries: Vec<crate::artifact::tree::Entry>| {
+                let files = |entries: Vec<cuda_agent_engine::artifact::tree::Entry>| {
                     entries.into_iter().map(|entry| (entry.path, (entry.executable, entry.digest))).collect()
                 };
                 OutputDifference::Tree { files: names(&files(a), &files(b)) }
@@ -390,7 +390,7 @@ impl Comparison {
 
 /// `2026-01-31 23:59 UTC`.
 pub fn when(seconds: f64) -> String {
-    let text = crate::timestamp(seconds.max(0.0) as u64);
+    let text = cuda_agent_engine::timestamp(seconds.max(0.0) as u64);
     format!("{}-{}-{} {}:{} UTC", &text[..4], &text[4..6], &text[6..8], &text[9..11], &text[11..13])
 }
 

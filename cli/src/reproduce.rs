@@ -5,24 +5,24 @@ use std::io::IsTerminal;
 use std::sync::Arc;
 
 use clap::Args;
+use cuda_agent_engine::event::Subscriber;
+use cuda_agent_engine::execute::launch::LocalLauncher;
+use cuda_agent_engine::execute::secrets::Secrets;
+use cuda_agent_engine::execute::{Engine, Sample};
+use cuda_agent_engine::plan::graph::Graph;
+use cuda_agent_engine::plan::{StagePlan, Verdict};
+use cuda_agent_engine::spec::Pipeline;
+use cuda_agent_engine::store::{Record, Store};
 use cuda_agent_protocol::manifest::Determinism;
 use serde::Serialize;
 
-use super::diff::{self, OutputDifference};
-use super::plan::plans;
-use super::progress::{Bars, Lines};
-use super::project::Project;
-use super::run::{absolute, interrupts, named_stages};
-use super::waiting::Voice;
-use super::{CliError, Exit, print, print_json};
-use crate::event::Subscriber;
-use crate::execute::launch::LocalLauncher;
-use crate::execute::secrets::Secrets;
-use crate::execute::{Engine, Sample};
-use crate::plan::graph::Graph;
-use crate::plan::{StagePlan, Verdict};
-use crate::spec::Pipeline;
-use crate::store::{Record, Store};
+use crate::diff::{self, OutputDifference};
+use crate::plan::plans;
+use crate::progress::{Bars, Lines};
+use crate::project::Project;
+use crate::run::{absolute, interrupts, named_stages};
+use crate::waiting::Voice;
+use crate::{CliError, Exit, print, print_json};
 
 /// What to run again.
 #[derive(Args)]
@@ -72,7 +72,7 @@ pub async fn run_again(project: &Project, options: Again) -> Result<Exit, CliErr
     let mut selected = graph.ancestors(chosen.iter().copied());
     chosen.iter().for_each(|stage| selected[*stage] = true);
     let folders = absolute(project)?;
-    let scratch = folders.cache.join(format!("verify-{}", crate::nonce()));
+    let scratch = folders.cache.join(format!("verify-{}", cuda_agent_engine::nonce()));
     let sketch = store.sketch(&scratch)?;
     lend_inputs(&store, &sketch, &plans, &chosen);
     let before: BTreeMap<usize, Record> =
@@ -89,7 +89,7 @@ pub async fn run_again(project: &Project, options: Again) -> Result<Exit, CliErr
         catalog: &project.catalog,
         store: sketch.clone(),
         host: &host,
-        folders: crate::Folders { state: scratch.join("state"), ..folders },
+        folders: cuda_agent_engine::Folders { state: scratch.join("state"), ..folders },
         launcher: Arc::new(LocalLauncher::this_binary()),
         selected,
         refresh: chosen.clone(),

@@ -4,14 +4,14 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use clap::Args;
+use cuda_agent_engine::schedule;
+use cuda_agent_engine::store::audit::{Audit, End, Progress};
+use cuda_agent_engine::store::gc::Class;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
-use super::project::Project;
-use super::{CliError, Exit, print, print_json, reproduce};
-use crate::schedule;
-use crate::store::audit::{Audit, End, Progress};
-use crate::store::gc::Class;
+use crate::project::Project;
+use crate::{CliError, Exit, print, print_json, reproduce};
 
 /// Options of `verify`.
 #[derive(Args)]

@@ -26,14 +26,13 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use cuda_agent_engine::catalog::{Catalog, CatalogError};
 
 pub use error::{CliError, Exit};
 use output::print_json;
 pub use output::{note, print};
 
 use cuda_agent_protocol::PortType;
-
-use crate::catalog::{Catalog, CatalogError};
 
 /// What the binary brings: stage kinds, and the programs that are part of it.
 pub struct Builtins {
@@ -92,8 +91,11 @@ pub struct Machine {
     pub json: bool,
 }
 
+/// The first line of the help.
+const ABOUT: &str = "A declarative pipeline engine, and the CUDA Agent system as pipelines of cached stages";
+
 #[derive(Parser)]
-#[command(name = "cuda-agent", version, about, disable_help_subcommand = true, max_term_width = 100)]
+#[command(name = "cuda-agent", version, about = ABOUT, disable_help_subcommand = true, max_term_width = 100)]
 #[command(
     after_help = "Exit status: 0 done, 1 a stage failed, 2 bad usage or pipeline, 3 store or machine, 130 interrupted."
 )]

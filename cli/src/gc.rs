@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use clap::Args;
+use cuda_agent_engine::execute::seconds;
+use cuda_agent_engine::schedule;
+use cuda_agent_engine::store::gc::{self, Class, Garbage, Policy, Swept};
+use cuda_agent_engine::store::{GRACE, grace};
 use serde_json::{Value, json};
 
-use super::project::Project;
-use super::{CliError, Exit, print, print_json};
-use crate::execute::seconds;
-use crate::schedule;
-use crate::store::gc::{self, Class, Garbage, Policy, Swept};
-use crate::store::{GRACE, grace};
+use crate::project::Project;
+use crate::{CliError, Exit, print, print_json};
 
 /// Maximum number of runs listed.
 const SHOWN: usize = 20;

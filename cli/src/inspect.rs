@@ -2,15 +2,15 @@
 
 use arrow::array::RecordBatch;
 use clap::Args;
+use cuda_agent_engine::artifact::{Artifact, json as rows_json};
+use cuda_agent_engine::schedule;
+use cuda_agent_engine::store::{Store, blob_name};
 use cuda_agent_protocol::PortType;
 use serde_json::{Value, json};
 
-use super::artifacts::find;
-use super::project::Project;
-use super::{CliError, Exit, RowView, print, print_json};
-use crate::artifact::{Artifact, json as rows_json};
-use crate::schedule;
-use crate::store::{Store, blob_name};
+use crate::artifacts::find;
+use crate::project::Project;
+use crate::{CliError, Exit, RowView, print, print_json};
 
 /// The file of a report that `show` prints, for a terminal. A larger one than a packed file is left to other programs.
 const README: &str = "README.md";

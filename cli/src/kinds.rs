@@ -1,13 +1,13 @@
 //! `stages` and `schema`: what pipelines can be made of.
 
 use clap::Args;
+use cuda_agent_engine::schedule;
+use cuda_agent_engine::spec;
 use cuda_agent_protocol::Manifest;
 use serde_json::json;
 
-use super::project::Project;
-use super::{CliError, Exit, print, print_json};
-use crate::schedule;
-use crate::spec;
+use crate::project::Project;
+use crate::{CliError, Exit, print, print_json};
 
 /// Options of `stages`.
 #[derive(Args)]

@@ -7,7 +7,7 @@ use std::io::{self, ErrorKind, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::Exit;
+use crate::Exit;
 
 /// What standard output is, and what it refused.
 struct Output {

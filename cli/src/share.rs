@@ -3,20 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use clap::Args;
+use cuda_agent_engine::digest::Digest;
+use cuda_agent_engine::plan::graph::Graph;
+use cuda_agent_engine::plan::{StagePlan, Verdict};
+use cuda_agent_engine::schedule;
+use cuda_agent_engine::store::far::Far;
+use cuda_agent_engine::store::record::has_result;
+use cuda_agent_engine::store::{Record, RunManifest, Store};
 use futures::{StreamExt, TryStreamExt};
 use serde_json::json;
 
-use super::artifacts::{find, split_tag};
-use super::plan::plans;
-use super::project::{self, Project};
-use super::{CliError, Exit, print, print_json};
-use crate::digest::Digest;
-use crate::plan::graph::Graph;
-use crate::plan::{StagePlan, Verdict};
-use crate::schedule;
-use crate::store::far::Far;
-use crate::store::record::has_result;
-use crate::store::{Record, RunManifest, Store};
+use crate::artifacts::{find, split_tag};
+use crate::plan::plans;
+use crate::project::{self, Project};
+use crate::{CliError, Exit, print, print_json};
 
 /// Results that are on their way at the same time; each may be many objects.
 const RESULTS: usize = 8;

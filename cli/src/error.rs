@@ -1,13 +1,12 @@
 //! What goes wrong, as people and programs are told it.
 
+use cuda_agent_engine::catalog::CatalogError;
+use cuda_agent_engine::plan::PlanError;
+use cuda_agent_engine::plan::graph::SelectError;
+use cuda_agent_engine::spec::SpecErrors;
+use cuda_agent_engine::store::StoreError;
+use cuda_agent_engine::store::remote::RemoteError;
 use serde_json::json;
-
-use crate::catalog::CatalogError;
-use crate::plan::PlanError;
-use crate::plan::graph::SelectError;
-use crate::spec::SpecErrors;
-use crate::store::StoreError;
-use crate::store::remote::RemoteError;
 
 /// Exit statuses; `--help` lists them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

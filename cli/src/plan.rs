@@ -3,20 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use clap::{Args, ValueEnum};
+use cuda_agent_engine::digest::Digest;
+use cuda_agent_engine::execute::secrets::Secrets;
+use cuda_agent_engine::key::{InputIdentity, MissReason, Preimage, ProgramIdentity};
+use cuda_agent_engine::plan::graph::Graph;
+use cuda_agent_engine::plan::{Planner, StagePlan, Verdict};
+use cuda_agent_engine::schedule;
+use cuda_agent_engine::spec::Pipeline;
+use cuda_agent_engine::store::RowCounts;
 use serde_json::{Value, json};
 
-use super::progress::because;
-use super::project::Project;
-use super::run::named_stages;
-use super::{CliError, Exit, print, print_json, secrets};
-use crate::digest::Digest;
-use crate::execute::secrets::Secrets;
-use crate::key::{InputIdentity, MissReason, Preimage, ProgramIdentity};
-use crate::plan::graph::Graph;
-use crate::plan::{Planner, StagePlan, Verdict};
-use crate::schedule;
-use crate::spec::Pipeline;
-use crate::store::RowCounts;
+use crate::progress::because;
+use crate::project::Project;
+use crate::run::named_stages;
+use crate::{CliError, Exit, print, print_json, secrets};
 
 /// Options of `plan`.
 #[derive(Args)]
@@ -381,8 +381,8 @@ fn identified(identity: &InputIdentity, text: &mut String) {
     }
 }
 
-fn source_name(pipeline: &Pipeline, source: &crate::spec::Source) -> String {
-    use crate::spec::Source;
+fn source_name(pipeline: &Pipeline, source: &cuda_agent_engine::spec::Source) -> String {
+    use cuda_agent_engine::spec::Source;
     match source {
         Source::Stage { stage, output } => format!("{}.{output}", pipeline.stages[*stage].name),
         Source::Path(path) => path.display().to_string(),

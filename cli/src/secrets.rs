@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::CliError;
-use crate::execute::secrets::{SecretError, Secrets};
-use crate::key::MissReason;
-use crate::plan::{Planner, StagePlan, Verdict};
+use cuda_agent_engine::execute::secrets::{SecretError, Secrets};
+use cuda_agent_engine::key::MissReason;
+use cuda_agent_engine::plan::{Planner, StagePlan, Verdict};
+
+use crate::CliError;
 
 /// A stage that lacks a secret.
 pub struct Lack<'a> {

@@ -4,22 +4,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use cuda_agent_engine::artifact::Artifact;
+use cuda_agent_engine::digest::Digest;
+use cuda_agent_engine::execute::attempt;
+use cuda_agent_engine::name::{TAG_PARTS, is_tag_part};
+use cuda_agent_engine::plan::graph::Graph;
+use cuda_agent_engine::plan::inputs::Input;
+use cuda_agent_engine::plan::{StagePlan, Verdict};
+use cuda_agent_engine::schedule;
+use cuda_agent_engine::spec::Pipeline;
+use cuda_agent_engine::store::{Record, Store, Tag};
 use serde_json::json;
 
-use super::plan::plans;
-use super::project::Project;
-use super::runs::newest_key;
-use super::{CliError, Exit, print, print_json};
-use crate::artifact::Artifact;
-use crate::digest::Digest;
-use crate::execute::attempt;
-use crate::name::{TAG_PARTS, is_tag_part};
-use crate::plan::graph::Graph;
-use crate::plan::inputs::Input;
-use crate::plan::{StagePlan, Verdict};
-use crate::schedule;
-use crate::spec::Pipeline;
-use crate::store::{Record, Store, Tag};
+use crate::plan::plans;
+use crate::project::Project;
+use crate::runs::newest_key;
+use crate::{CliError, Exit, print, print_json};
 
 /// Options of `export`.
 #[derive(Args)]
@@ -88,7 +88,7 @@ async fn no_tag(store: &Store, what: &str) -> CliError {
     const SHOWN: usize = 8;
     let error = CliError::usage(format!("nothing is tagged {what} in {}", store.url()));
     let tags = store.tags().await.unwrap_or_default();
-    match crate::spec::suggest(what, tags.iter().map(String::as_str)) {
+    match cuda_agent_engine::spec::suggest(what, tags.iter().map(String::as_str)) {
         Some(near) => error.with_hint(format!("did you mean `{near}`?")),
         None if tags.is_empty() => error.with_hint(format!("`cuda-agent tag STAGE.output {what}` tags an output")),
         None => {
@@ -132,7 +132,7 @@ pub fn not_made(pipeline: Option<&Pipeline>, stage: &str) -> CliError {
             .with_hint(format!("name a cell: {}", cells.join(", ")));
     }
     let error = CliError::usage(format!("there is no stage `{stage}` in pipeline `{}`", pipeline.name));
-    match crate::spec::suggest(stage, names()) {
+    match cuda_agent_engine::spec::suggest(stage, names()) {
         Some(near) => error.with_hint(format!("did you mean `{near}`?")),
         None => error.with_hint(format!("its stages are {}", names().collect::<Vec<_>>().join(", "))),
     }
@@ -184,7 +184,7 @@ pub async fn export(project: &Project, options: ExportOptions) -> Result<Exit, C
     let in_place = taken || folder.file_name().is_none() || folder.is_symlink();
     let made_in = match in_place {
         true => folder.clone(),
-        false => folder.with_file_name(format!(".{}.partial", crate::nonce())),
+        false => folder.with_file_name(format!(".{}.partial", cuda_agent_engine::nonce())),
     };
     std::fs::create_dir_all(&made_in).map_err(fail)?;
     let key = found.key;

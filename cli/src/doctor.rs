@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use cuda_agent_engine::execute::supervise;
+use cuda_agent_engine::schedule;
+use cuda_agent_engine::store::share::Probe;
 use serde_json::json;
 
-use super::project::Project;
-use super::{CliError, Exit, Finding, Machine, print, print_json};
-use crate::execute::supervise;
-use crate::schedule;
-use crate::store::share::Probe;
+use crate::project::Project;
+use crate::{CliError, Exit, Finding, Machine, print, print_json};
 
 struct Check {
     name: &'static str,

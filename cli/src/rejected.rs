@@ -5,20 +5,20 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use cuda_agent_engine::execute::attempt;
+use cuda_agent_engine::plan::graph::Graph;
+use cuda_agent_engine::plan::{Resolved, StagePlan};
+use cuda_agent_engine::rows::assembly::Results;
+use cuda_agent_engine::rows::{InputRows, RowIndex, SegmentSchema};
+use cuda_agent_engine::spec::Stage;
+use cuda_agent_engine::store::Store;
 use serde_json::{Map, Value, json};
 
-use super::artifacts::not_made;
-use super::inspect::cell_text;
-use super::plan::plans;
-use super::project::Project;
-use super::{CliError, Exit, print, print_json};
-use crate::execute::attempt;
-use crate::plan::graph::Graph;
-use crate::plan::{Resolved, StagePlan};
-use crate::rows::assembly::Results;
-use crate::rows::{InputRows, RowIndex, SegmentSchema};
-use crate::spec::Stage;
-use crate::store::Store;
+use crate::artifacts::not_made;
+use crate::inspect::cell_text;
+use crate::plan::plans;
+use crate::project::Project;
+use crate::{CliError, Exit, print, print_json};
 
 /// A row that is left out.
 struct Rejection {
@@ -46,7 +46,7 @@ pub async fn show(project: &Project, store: &Store, name: &str, count: usize, fu
             .with_hint(format!("`cuda-agent run {name}` makes it")));
     };
     // A copy, as a program would get it.
-    let copy = project.folders.cache.join(format!("rejected-{}.parquet", crate::nonce()));
+    let copy = project.folders.cache.join(format!("rejected-{}.parquet", cuda_agent_engine::nonce()));
     std::fs::create_dir_all(&project.folders.cache)
         .map_err(|error| CliError::environment(format!("{}: {error}", project.folders.cache.display())))?;
     let found = find(project, store, stage, resolved, &copy).await;

@@ -5,12 +5,12 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cuda_agent_engine::event::{RunEvent, Subscriber};
+use cuda_agent_engine::execute::seconds;
+use cuda_agent_engine::store::remote::pulse::{NOTICED, Pulse, Silence};
 use indicatif::MultiProgress;
 
-use super::progress::JsonLines;
-use crate::event::{RunEvent, Subscriber};
-use crate::execute::seconds;
-use crate::store::remote::pulse::{NOTICED, Pulse, Silence};
+use crate::progress::JsonLines;
 
 /// How often the server's pulse is looked at.
 const OFTEN: Duration = Duration::from_millis(500);

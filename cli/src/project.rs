@@ -4,19 +4,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::waiting::Waiting;
-use super::{Builtins, CliError, Common, Machine};
-use crate::Folders;
-use crate::catalog::Catalog;
-use crate::digest::Digest;
-use crate::execute::oldest_live;
-use crate::host::{self, Host};
-use crate::spec::{self, Pipeline};
-use crate::store::ahead::Ahead;
-use crate::store::remote::{self, RemoteOptions};
-use crate::store::share::Probe;
-use crate::store::tier::Tier;
-use crate::store::{LAYOUT, Store, StoreError};
+use cuda_agent_engine::Folders;
+use cuda_agent_engine::catalog::Catalog;
+use cuda_agent_engine::digest::Digest;
+use cuda_agent_engine::execute::oldest_live;
+use cuda_agent_engine::host::{self, Host};
+use cuda_agent_engine::spec::{self, Pipeline};
+use cuda_agent_engine::store::ahead::Ahead;
+use cuda_agent_engine::store::remote::{self, RemoteOptions};
+use cuda_agent_engine::store::share::Probe;
+use cuda_agent_engine::store::tier::Tier;
+use cuda_agent_engine::store::{LAYOUT, Store, StoreError};
+
+use crate::waiting::Waiting;
+use crate::{Builtins, CliError, Common, Machine};
 
 /// The name of a project file.
 const PROJECT_FILE: &str = "cuda-agent.yaml";
