@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::tree::{self, Content, Node, SyntaxError};
 
-/// A file (or the command line), with its span-preserving tree once somebody needs it.
+/// A file (or the command line), with its tree of nodes once somebody needs it.
 #[derive(Debug)]
 pub(crate) struct Document {
     pub file: String,
@@ -198,7 +198,7 @@ fn find(root: &Node, place: &Place) -> Range<usize> {
     }
 }
 
-/// Where a stage is written. Finding it reads the file a second time, so that happens only when it is shown.
+/// Where a stage is written. It is looked up when it is shown.
 #[derive(Clone)]
 pub struct Location {
     document: Option<Arc<Document>>,

@@ -5,67 +5,34 @@ use std::sync::Arc;
 
 use cuda_agent_protocol::Manifest;
 use cuda_agent_protocol::manifest::{Param, describe};
-use serde_json::{Map, Value};
 
+use super::check::{self, Absent};
 use super::document::{Document, Place};
 use super::error::{Problem, SpecErrors, did_you_mean, list};
-use super::shape::{self, Field, Record, Shape};
 use super::units::{LONGEST, is_name, is_variable};
+use super::{deserialize, shape};
 
 /// Reads a manifest; `file` is what errors call it.
 pub fn parse_manifest(text: &str, file: &Path) -> Result<Manifest, SpecErrors> {
     let document = Document::new(file.display().to_string(), text);
-    let mut reading = shape::read(&document, 0, &shape::MANIFEST);
-    let mut problems = std::mem::take(&mut reading.problems);
+    let checked = check::check(&document, 0, &shape::MANIFEST, Absent::StandIn);
+    let mut problems = checked.problems;
     if document.tree().is_err() {
         return Err(SpecErrors::new(&[document], problems));
     }
-    fill(&shape::MANIFEST, &mut reading.value);
-    let manifest = match serde_json::from_value::<Manifest>(reading.value) {
+    let manifest = match deserialize::read::<Manifest>(&checked.root) {
         Ok(manifest) => manifest,
-        Err(error) => {
-            problems.push(Problem::new(Place::root(0), format!("the manifest can't be read: {error}")));
+        Err(mistake) => {
+            problems.push(mistake.problem(0));
             return Err(SpecErrors::new(&[document], problems));
         }
     };
-    problems.extend(check(&manifest).into_iter().filter(|problem| !problem.follows_from(&reading.broken)));
+    problems.extend(meaning(&manifest).into_iter().filter(|problem| !problem.follows_from(&checked.broken)));
     if problems.is_empty() { Ok(manifest) } else { Err(SpecErrors::new(&[Arc::clone(&document)], problems)) }
 }
 
-/// Puts something harmless where a required field is missing, so that the rest can be checked too.
-fn fill(record: &Record, value: &mut Value) {
-    let Value::Object(map) = value else { return };
-    for field in record.fields {
-        if field.required && !map.contains_key(field.name) {
-            map.insert(field.name.to_owned(), harmless(field));
-        }
-        if let Some(value) = map.get_mut(field.name) {
-            fill_inside(&field.shape, value);
-        }
-    }
-}
-
-fn fill_inside(shape: &Shape, value: &mut Value) {
-    match (shape, value) {
-        (Shape::Record(record), value) => fill(record, value),
-        (Shape::Map(item), Value::Object(map)) => map.values_mut().for_each(|value| fill_inside(item, value)),
-        (Shape::List(item), Value::Array(items)) => items.iter_mut().for_each(|value| fill_inside(item, value)),
-        _ => {}
-    }
-}
-
-fn harmless(field: &Field) -> Value {
-    match &field.shape {
-        Shape::List(_) => Value::Array(Vec::new()),
-        Shape::Map(_) | Shape::Record(_) => Value::Object(Map::new()),
-        Shape::Choice(choices) => Value::from(choices[0]),
-        Shape::Column => Value::from("utf8"),
-        _ => Value::from(""),
-    }
-}
-
 /// What the types alone don't say.
-fn check(manifest: &Manifest) -> Vec<Problem> {
+fn meaning(manifest: &Manifest) -> Vec<Problem> {
     let mut problems = Vec::new();
     let root = Place::root(0);
     if !is_kind_name(&manifest.name) {

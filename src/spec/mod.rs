@@ -1,15 +1,17 @@
 //! YAML text becomes a [`Pipeline`], a [`Manifest`] or a [`Project`], or all of its mistakes at once.
 //!
-//! Nothing here touches a disk: texts are passed in. serde_yaml reads a file that is right; it stops at the first
-//! mistake and keeps no positions, so a file that is wrong is read again by a span-preserving parser ([`tree`]),
-//! which gathers every mistake of structure ([`shape`]) and of meaning ([`resolve`]) with line, column and hint.
+//! Nothing here touches a disk: texts are passed in. A text is parsed into nodes with positions ([`tree`]); they are
+//! [`check`]ed against a table of what may stand where ([`shape`]), which gathers every mistake of structure; what is
+//! left of them is [`deserialize`]d; and a pipeline is resolved ([`resolve`]), which gathers every mistake of meaning.
 
-#[cfg(test)]
-mod agreement;
+mod check;
+mod deserialize;
 mod document;
 mod error;
 mod manifest;
 mod project;
+#[cfg(test)]
+mod properties;
 mod raw;
 mod resolve;
 mod schema;
@@ -34,7 +36,8 @@ pub use project::{Project, parse_project};
 pub use schema::schema;
 pub use types::{Command, Pipeline, Retry, SecretSource, Source, Stage};
 
-use document::{Broken, Document, Place};
+use check::Absent;
+use document::{Document, Place};
 use error::Problem;
 use resolve::Files;
 
@@ -66,117 +69,56 @@ pub fn parse_pipeline(
     overrides: &[(String, String)],
     include: Include,
 ) -> Result<Pipeline, SpecErrors> {
-    let main = Document::new(file.display().to_string(), text);
-    if let Some(raw) = read(&main) {
-        let mut files = Files { documents: vec![Arc::clone(&main)], raws: vec![raw], broken: Broken::default() };
-        let mut loader =
-            Loader { include, seen: HashSet::from([tidy(&folder.join(file_name(file)))]), problems: Vec::new() };
-        loader.fast(&mut files, 0, folder);
-        if loader.problems.is_empty() {
-            let (pipeline, _, problems) = resolve::resolve(files, folder, catalog, overrides);
-            if problems.is_empty() {
-                return Ok(pipeline);
-            }
-        }
-    }
-    Err(explain(main, file, folder, catalog, overrides, include))
-}
-
-/// Reads the files again with positions, and gathers everything that is wrong.
-fn explain(
-    main: Arc<Document>,
-    file: &Path,
-    folder: &Path,
-    catalog: &dyn Catalog,
-    overrides: &[(String, String)],
-    include: Include,
-) -> SpecErrors {
-    let mut loader =
-        Loader { include, seen: HashSet::from([tidy(&folder.join(file_name(file)))]), problems: Vec::new() };
-    let mut files = Files { documents: Vec::new(), raws: Vec::new(), broken: Broken::default() };
-    loader.careful(&mut files, Arc::clone(&main), folder);
+    let document = Document::new(file.display().to_string(), text);
+    let mut loader = Loader {
+        include,
+        seen: HashSet::from([tidy(&folder.join(file_name(file)))]),
+        files: Files::default(),
+        problems: Vec::new(),
+    };
+    loader.add(document, folder);
     let mut problems = loader.problems;
-    let (_, documents, more) = resolve::resolve(files, folder, catalog, overrides);
+    let (pipeline, documents, more) = resolve::resolve(loader.files, folder, catalog, overrides);
     problems.extend(more);
-    if problems.is_empty() {
-        problems.extend(documents.iter().enumerate().filter_map(|(index, document)| disagreement(document, index)));
-    }
-    if problems.is_empty() {
-        problems.push(Problem::new(Place::root(0), "the file can't be read"));
-    }
-    SpecErrors::new(&documents, problems)
-}
-
-/// Only serde_yaml found a mistake: rare, since the two are held together, but no mistake is lost.
-fn disagreement(document: &Document, index: usize) -> Option<Problem> {
-    document.tree().ok()?;
-    let error = serde_yaml::from_str::<raw::Pipeline>(&document.text).err()?;
-    let at = error.location().map_or(0, |location| location.index());
-    Some(Problem::new(Place::root(index), format!("YAML: {error}")).at(at..at))
-}
-
-/// The quick reading; `None` where something is wrong. What aliases stand for must fit into memory, which serde_yaml does not
-/// see to.
-fn read(document: &Document) -> Option<raw::Pipeline> {
-    let text = &document.text;
-    let may_repeat = text.contains('&') && text.contains('*');
-    (!may_repeat || document.tree().is_ok()).then(|| serde_yaml::from_str(text).ok())?
+    if problems.is_empty() { Ok(pipeline) } else { Err(SpecErrors::new(&documents, problems)) }
 }
 
 fn file_name(file: &Path) -> &Path {
     file.file_name().map_or(file, Path::new)
 }
 
-/// Brings in included files, by either reading.
+/// Reads a pipeline's file and those that it includes.
 struct Loader<'a> {
     include: Include<'a>,
     seen: HashSet<PathBuf>,
+    files: Files,
     problems: Vec<Problem>,
 }
 
 impl Loader<'_> {
-    fn fast(&mut self, files: &mut Files, index: usize, folder: &Path) {
-        let includes = files.raws[index].include.clone().unwrap_or_default();
-        for (item, raw::Text(path)) in includes.into_iter().enumerate() {
-            let Some((document, folder)) = self.load(files, index, item, &path, folder) else { continue };
-            match read(&document) {
-                Some(raw) if raw.name.is_none() => {
-                    files.documents.push(document);
-                    files.raws.push(raw);
-                    self.fast(files, files.raws.len() - 1, &folder);
-                }
-                _ => self.problems.push(Problem::new(Place::root(index), "an included file is wrong")),
-            }
-        }
-    }
-
-    fn careful(&mut self, files: &mut Files, document: Arc<Document>, folder: &Path) {
-        let index = files.documents.len();
+    fn add(&mut self, document: Arc<Document>, folder: &Path) {
+        let index = self.files.documents.len();
         let record = if index == 0 { &shape::PIPELINE } else { &shape::INCLUDED };
-        let reading = shape::read(&document, index, record);
-        let raw: raw::Pipeline = serde_json::from_value(reading.value).unwrap_or_default();
-        self.problems.extend(reading.problems);
-        files.broken.extend(reading.broken);
-        files.documents.push(document);
+        let checked = check::check(&document, index, record, Absent::Nothing);
+        self.problems.extend(checked.problems);
+        self.files.broken.extend(checked.broken);
+        let raw = deserialize::read(&checked.root).unwrap_or_else(|mistake| {
+            self.problems.push(mistake.problem(index));
+            raw::Pipeline::default()
+        });
         let includes = raw.include.clone().unwrap_or_default();
-        files.raws.push(raw);
-        for (item, raw::Text(path)) in includes.into_iter().enumerate() {
-            match self.load(files, index, item, &path, folder) {
-                Some((document, folder)) => self.careful(files, document, &folder),
-                None => files.broken.add(Place::root(index).key("include").index(item)),
+        self.files.documents.push(document);
+        self.files.raws.push(raw);
+        for (item, path) in includes.into_iter().enumerate() {
+            match self.load(index, item, &path, folder) {
+                Some((document, folder)) => self.add(document, &folder),
+                None => self.files.broken.add(Place::root(index).key("include").index(item)),
             }
         }
     }
 
     /// The included file and its folder.
-    fn load(
-        &mut self,
-        files: &Files,
-        index: usize,
-        item: usize,
-        path: &str,
-        folder: &Path,
-    ) -> Option<(Arc<Document>, PathBuf)> {
+    fn load(&mut self, index: usize, item: usize, path: &str, folder: &Path) -> Option<(Arc<Document>, PathBuf)> {
         let place = Place::root(index).key("include").index(item);
         let full = tidy(&folder.join(path));
         if !self.seen.insert(full.clone()) {
@@ -186,7 +128,8 @@ impl Loader<'_> {
         }
         match (self.include)(&full) {
             Ok(text) => {
-                let shown = tidy(&Path::new(&files.documents[index].file).parent().unwrap_or(Path::new("")).join(path));
+                let shown =
+                    tidy(&Path::new(&self.files.documents[index].file).parent().unwrap_or(Path::new("")).join(path));
                 let folder = full.parent().unwrap_or(folder).to_owned();
                 Some((Document::new(shown.display().to_string(), text), folder))
             }

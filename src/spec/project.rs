@@ -7,9 +7,10 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use super::check::{self, Absent};
 use super::document::{Document, Place};
 use super::error::{Problem, SpecErrors, did_you_mean};
-use super::shape;
+use super::{deserialize, shape};
 
 /// How URLs of stores begin; the last three are remote.
 const STORES: [&str; 5] = ["file", "memory", "s3", "gs", "az"];
@@ -47,10 +48,10 @@ pub fn parse_project(text: &str, file: &Path) -> Result<Project, SpecErrors> {
     if document.tree().is_ok_and(|root| root.is_null()) {
         return Ok(Project::default());
     }
-    let reading = shape::read(&document, 0, &shape::PROJECT);
-    let mut problems = reading.problems;
-    let project = serde_json::from_value::<Project>(reading.value).unwrap_or_else(|error| {
-        problems.push(Problem::new(Place::root(0), format!("the project can't be read: {error}")));
+    let checked = check::check(&document, 0, &shape::PROJECT, Absent::Nothing);
+    let mut problems = checked.problems;
+    let project = deserialize::read::<Project>(&checked.root).unwrap_or_else(|mistake| {
+        problems.push(mistake.problem(0));
         Project::default()
     });
     problems.extend(store_problems(&project));

@@ -8,7 +8,7 @@ use cuda_agent_protocol::manifest::{Param, ParamType};
 use serde_json::{Map, Value, json};
 
 use super::Catalog;
-use super::shape::{PIPELINE, Record, STAGE, Shape};
+use super::shape::{PIPELINE, Presence, Record, STAGE, Shape};
 
 /// The schema of pipeline files that use the kinds of a catalog.
 pub fn schema(catalog: &dyn Catalog) -> Value {
@@ -125,7 +125,8 @@ fn record(record: &Record) -> Value {
         }
         properties.insert(field.name.to_owned(), schema);
     }
-    let required: Vec<&str> = record.fields.iter().filter(|field| field.required).map(|field| field.name).collect();
+    let required = record.fields.iter().filter(|field| field.presence == Presence::Required);
+    let required: Vec<&str> = required.map(|field| field.name).collect();
     json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
 }
 

@@ -1,17 +1,7 @@
 //! What YAML files may hold, as data.
 //!
-//! The same tables drive the reading of the span-preserving tree, which gathers every mistake of structure, and the
-//! JSON Schema for editors.
-
-use std::sync::Arc;
-
-use cuda_agent_protocol::ColumnType;
-use cuda_agent_protocol::manifest::bytes;
-use serde_json::{Map, Value};
-
-use super::document::{Broken, Document, Place, Step};
-use super::error::{Problem, did_you_mean, list};
-use super::tree::{Content, Entries, Entry, Node};
+//! The same tables drive the check of a file ([`super::check`]), which gathers every mistake of structure, and the JSON
+//! Schema for editors.
 
 /// What may stand at one place of a file.
 #[derive(Debug)]
@@ -50,16 +40,36 @@ pub(crate) struct Record {
 pub(crate) struct Field {
     pub name: &'static str,
     pub shape: Shape,
-    pub required: bool,
+    pub presence: Presence,
     pub doc: &'static str,
 }
 
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Presence {
+    Optional,
+    Required,
+    /// Required where another field is absent.
+    RequiredUnless(&'static str),
+}
+
+impl Field {
+    /// Whether a record that has these fields lacks it.
+    pub fn is_missing(&self, has: impl Fn(&str) -> bool) -> bool {
+        let needed = match self.presence {
+            Presence::Optional => false,
+            Presence::Required => true,
+            Presence::RequiredUnless(other) => !has(other),
+        };
+        needed && !has(self.name)
+    }
+}
+
 const fn field(name: &'static str, shape: Shape, doc: &'static str) -> Field {
-    Field { name, shape, required: false, doc }
+    Field { name, shape, presence: Presence::Optional, doc }
 }
 
 const fn required(name: &'static str, shape: Shape, doc: &'static str) -> Field {
-    Field { name, shape, required: true, doc }
+    Field { name, shape, presence: Presence::Required, doc }
 }
 
 const PORT_TYPES: Shape = Shape::Choice(&["tasks", "table", "trajectories", "model", "tree", "report"]);
@@ -181,7 +191,12 @@ pub(crate) static PIPELINE: Record = Record {
         field("params", VALUES, PARAMS_DOC),
         field("secrets", Shape::Map(&Shape::Record(&SECRET)), SECRETS_DOC),
         field("include", WORDS, INCLUDE_DOC),
-        required("stages", Shape::Map(&Shape::Record(&STAGE)), STAGES_DOC),
+        Field {
+            name: "stages",
+            shape: Shape::Map(&Shape::Record(&STAGE)),
+            presence: Presence::RequiredUnless("include"),
+            doc: STAGES_DOC,
+        },
     ],
 };
 
@@ -332,356 +347,5 @@ impl Shape {
                 format!("{} or {last}", expected.join(", "))
             }
         }
-    }
-}
-
-/// A document read by its shape.
-pub(crate) struct Reading {
-    /// What could be read; broken parts are left out.
-    pub value: Value,
-    pub problems: Vec<Problem>,
-    /// The parts that were left out.
-    pub broken: Broken,
-}
-
-/// Reads document number `index` as a `record`, and gathers all that is wrong with its structure.
-pub(crate) fn read(document: &Document, index: usize, record: &'static Record) -> Reading {
-    let root = Place::root(index);
-    let mut reader = Reader { problems: Vec::new(), broken: Broken::default() };
-    let value = match document.tree() {
-        Ok(node) => reader.record(record, node, &root, true),
-        Err(error) => {
-            let problem = Problem::new(root.clone(), format!("YAML syntax: {}", error.message));
-            reader
-                .problems
-                .push(problem.maybe_hint(syntax_hint(&document.text, error.at)).at(marked(document, error.at)));
-            None
-        }
-    };
-    let value = value.unwrap_or_else(|| {
-        reader.broken.add(root);
-        Value::Object(Map::new())
-    });
-    Reading { value, problems: reader.problems, broken: reader.broken }
-}
-
-/// The character at a byte, so that there is something to put a caret under.
-fn marked(document: &Document, at: usize) -> std::ops::Range<usize> {
-    let length = document.text[at..].chars().next().filter(|c| *c != '\n').map_or(0, char::len_utf8);
-    at..at + length
-}
-
-fn syntax_hint(text: &str, at: usize) -> Option<String> {
-    let start = text[..at].rfind('\n').map_or(0, |at| at + 1);
-    let line = text[start..].lines().next().unwrap_or_default();
-    if line.trim_start_matches(' ').starts_with('\t') {
-        return Some("indent with spaces; YAML allows no tabs there".to_owned());
-    }
-    if line.matches(": ").count() > 1 && !line.contains('{') {
-        return Some("put text that holds `: ` in quotes".to_owned());
-    }
-    let before = &text[..at];
-    for (open, close) in [('{', '}'), ('[', ']')] {
-        if before.matches(open).count() > before.matches(close).count() {
-            return Some(format!("a `{open}` before this has no `{close}`"));
-        }
-    }
-    None
-}
-
-struct Reader {
-    problems: Vec<Problem>,
-    broken: Broken,
-}
-
-impl Reader {
-    fn node(&mut self, shape: &Shape, node: &Node, place: &Place) -> Option<Value> {
-        let target = node.target();
-        if let Some(tag) = target.tag.as_ref().filter(|_| !matches!(shape, Shape::Written)) {
-            return self.refuse(place, format!("tags such as `{tag}` have no meaning here"));
-        }
-        match (shape, &target.content) {
-            (Shape::Any(_), _) => self.any(target, place),
-            (Shape::Either(shapes), content) => self.either(shape, shapes, content, node, place),
-            (Shape::List(item), Content::List(items)) => Some(self.list(item, items, place)),
-            (Shape::Map(item), Content::Map(entries)) => Some(self.map(item, &entries.list, place)),
-            (Shape::Record(record), _) => self.record(record, node, place, false),
-            (_, Content::Scalar(scalar)) => match scalar_of(shape, &scalar.text, scalar.value.as_ref()) {
-                Ok(value) => Some(value),
-                Err(hint) => self.wrong(shape, node, place, hint),
-            },
-            _ => self.wrong(shape, node, place, None),
-        }
-    }
-
-    fn either(
-        &mut self,
-        whole: &Shape,
-        shapes: &[Shape],
-        content: &Content,
-        node: &Node,
-        place: &Place,
-    ) -> Option<Value> {
-        let fitting = shapes.iter().find(|shape| match shape {
-            Shape::List(_) => matches!(content, Content::List(_)),
-            Shape::Map(_) | Shape::Record(_) => matches!(content, Content::Map(_)),
-            _ => matches!(content, Content::Scalar(_)),
-        });
-        match fitting {
-            Some(Shape::Text) if !matches!(content, Content::Scalar(scalar) if scalar.value.as_ref().is_some_and(Value::is_string)) => {
-                self.wrong(whole, node, place, None)
-            }
-            Some(shape) => self.node(shape, node, place),
-            None => self.wrong(whole, node, place, None),
-        }
-    }
-
-    fn list(&mut self, item: &Shape, items: &[Arc<Node>], place: &Place) -> Value {
-        let read = |(index, node): (usize, &Arc<Node>)| self.node(item, node, &place.clone().index(index));
-        Value::Array(items.iter().enumerate().filter_map(read).collect())
-    }
-
-    fn map(&mut self, item: &Shape, entries: &[Entry], place: &Place) -> Value {
-        let mut map = Map::new();
-        for (key, entry) in self.distinct(entries, place) {
-            if let Some(value) = self.node(item, &entry.value, &place.clone().key(key)) {
-                map.insert(key.to_owned(), value);
-            } else if let Shape::Record(_) = item {
-                // A stage that is no mapping still exists for those that name it.
-                map.insert(key.to_owned(), Value::Object(Map::new()));
-            }
-        }
-        Value::Object(map)
-    }
-
-    fn record(&mut self, record: &'static Record, node: &Node, place: &Place, is_root: bool) -> Option<Value> {
-        let Content::Map(Entries { list: entries, .. }) = &node.target().content else {
-            let message = match place.steps.last() {
-                _ if is_root && node.is_null() => "the file is empty".to_owned(),
-                None => format!("{} must be a mapping, not {}", record.what, node.describe()),
-                Some(_) => format!("{} must be a mapping, not {}", subject(place), node.describe()),
-            };
-            let hint = format!("{} has: {}", record.what, list(record.fields.iter().map(|field| field.name)));
-            self.broken.add(place.clone());
-            self.problems.push(Problem::new(place.clone(), message).hint(hint));
-            return None;
-        };
-        let mut map = Map::new();
-        let mut present = Vec::new();
-        for (key, entry) in self.distinct(entries, place) {
-            let below = place.clone().key(key);
-            match record.fields.iter().find(|field| field.name == key) {
-                None => self.unknown_field(record, key, entries, below),
-                // An empty field is the same as none.
-                Some(_) if entry.value.is_null() => {}
-                Some(field) => {
-                    present.push(field.name);
-                    if let Some(value) = self.node(&field.shape, &entry.value, &below) {
-                        map.insert(key.to_owned(), value);
-                    }
-                }
-            }
-        }
-        for field in record.fields.iter().filter(|field| field.required && !present.contains(&field.name)) {
-            self.missing_field(record, field, entries, place);
-        }
-        Some(Value::Object(map))
-    }
-
-    /// The entries whose key is new and text.
-    fn distinct<'a>(&mut self, entries: &'a [Entry], place: &Place) -> Vec<(&'a str, &'a Entry)> {
-        let mut seen: std::collections::HashSet<&str> = std::collections::HashSet::new();
-        let mut distinct = Vec::with_capacity(entries.len());
-        for entry in entries {
-            let Some(key) = entry.key.as_deref() else {
-                let problem = Problem::new(place.clone(), "a key must be text").at(entry.key_span.clone());
-                self.problems.push(problem);
-                continue;
-            };
-            if seen.insert(key) {
-                distinct.push((key, entry));
-            } else {
-                let what = if place.steps.is_empty() { "field" } else { one_of(place) };
-                let problem = Problem::new(place.clone(), format!("duplicate {what} `{key}`"));
-                self.problems.push(problem.hint("rename or remove one of them").at(entry.key_span.clone()));
-            }
-        }
-        distinct
-    }
-
-    fn unknown_field(&mut self, record: &Record, key: &str, entries: &[Entry], place: Place) {
-        let absent = |name: &&str| !entries.iter().any(|entry| entry.key.as_deref() == Some(*name));
-        let names = record.fields.iter().map(|field| field.name);
-        let hint = match key {
-            "<<" => Some("merge keys aren't applied; write the fields out".to_owned()),
-            _ => did_you_mean(key, names.clone().filter(absent)),
-        };
-        let all = format!("{} has: {}", record.what, list(names));
-        let problem = Problem::new(place.clone().name(), format!("unknown field `{key}` in {}", record.what));
-        self.problems.push(problem.hint(hint.unwrap_or(all)));
-        self.broken.add(place);
-    }
-
-    fn missing_field(&mut self, record: &Record, field: &Field, entries: &[Entry], place: &Place) {
-        // A misspelt field is one mistake, not two.
-        let names = || record.fields.iter().map(|field| field.name);
-        let misspelt = entries
-            .iter()
-            .filter_map(|entry| entry.key.as_deref())
-            .filter(|key| !names().any(|name| name == *key))
-            .any(|key| key == "<<" || super::error::nearest(key, [field.name]).is_some());
-        self.broken.add(place.clone().key(field.name));
-        if !misspelt {
-            let problem =
-                Problem::new(place.clone().name(), format!("{} needs `{}`", named(place, record), field.name));
-            self.problems.push(problem.hint(format!("`{}`: {}", field.name, field.doc)));
-        }
-    }
-
-    /// A value of any type, without duplicate keys and odd numbers.
-    fn any(&mut self, node: &Node, place: &Place) -> Option<Value> {
-        match &node.content {
-            Content::Scalar(scalar) => match &scalar.value {
-                Some(value) => Some(value.clone()),
-                None => self.refuse(place, format!("{} is no finite number of 64 bits", scalar.text)),
-            },
-            Content::List(items) => Some(self.list(&Shape::Any("a value"), items, place)),
-            Content::Map(entries) => Some(self.map(&Shape::Any("a value"), &entries.list, place)),
-            Content::Alias(target) => self.any(target, place),
-        }
-    }
-
-    fn wrong(&mut self, shape: &Shape, node: &Node, place: &Place, hint: Option<String>) -> Option<Value> {
-        let message = format!("{} must be {}, not {}", subject(place), shape.expected(), node.describe());
-        self.broken.add(place.clone());
-        let hint = hint.or_else(|| correction(shape, node.target(), place));
-        self.problems.push(Problem::new(place.clone(), message).maybe_hint(hint));
-        None
-    }
-
-    fn refuse(&mut self, place: &Place, message: String) -> Option<Value> {
-        self.broken.add(place.clone());
-        self.problems.push(Problem::new(place.clone(), message));
-        None
-    }
-}
-
-/// The value of a scalar, or a hint why it doesn't fit.
-fn scalar_of(shape: &Shape, text: &str, value: Option<&Value>) -> Result<Value, Option<String>> {
-    let is_text = value.is_some_and(Value::is_string);
-    match shape {
-        Shape::Text if is_text => Ok(Value::from(text)),
-        Shape::Text if !text.is_empty() => Err(Some(format!("put it in quotes: \"{text}\""))),
-        Shape::Written => Ok(Value::from(text)),
-        Shape::Boolean => value.filter(|value| value.is_boolean()).cloned().ok_or_else(|| boolean_hint(text)),
-        Shape::Whole => {
-            value.filter(|value| value.as_u64().is_some_and(|n| n <= u64::from(u32::MAX))).cloned().ok_or(None)
-        }
-        Shape::Number => value.filter(|value| value.is_number()).cloned().ok_or(None),
-        Shape::Size if value.is_some_and(Value::is_u64) => Ok(value.cloned().unwrap_or_default()),
-        Shape::Size => match bytes::parse(text) {
-            Some(_) if is_text => Ok(Value::from(text)),
-            _ => Err(Some("units are KB, MB, GB, TB, KiB, MiB, GiB and TiB".to_owned())),
-        },
-        Shape::Column => match text.parse::<ColumnType>() {
-            Ok(_) => Ok(Value::from(text)),
-            Err(_) => Err(column_hint(text)),
-        },
-        Shape::Choice(choices) if choices.contains(&text) => Ok(Value::from(text)),
-        Shape::Choice(choices) => Err(did_you_mean(text, choices.iter().copied())),
-        _ => Err(None),
-    }
-}
-
-/// The same thing as it should have been written, where that is plain.
-fn correction(shape: &Shape, node: &Node, place: &Place) -> Option<String> {
-    let Content::Scalar(scalar) = &node.content else { return None };
-    match shape {
-        _ if node.is_null() => None,
-        Shape::List(_) if matches!(place.steps.as_slice(), [.., Step::Key(key)] if key == "run") => {
-            Some(command_hint(&scalar.text))
-        }
-        Shape::List(_) => Some(format!("write `[{}]`", scalar.text)),
-        Shape::Either([Shape::Text, Shape::List(Shape::Written)]) => {
-            Some(format!("put it in quotes: \"{}\"", scalar.text))
-        }
-        _ => None,
-    }
-}
-
-/// A kind's command is a list of words, and no shell reads it.
-fn command_hint(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=+@%".contains(c);
-    let words: Vec<&str> = text.split_whitespace().collect();
-    match words.iter().all(|word| word.chars().all(is_plain)) {
-        true => format!("write it as words: `run: [{}]`", words.join(", ")),
-        false => format!(
-            "write it as words, such as `run: [python, main.py]`; for a shell, `run: [sh, -c, {}]`",
-            serde_json::Value::from(text)
-        ),
-    }
-}
-
-fn boolean_hint(text: &str) -> Option<String> {
-    match text.to_lowercase().as_str() {
-        "yes" | "on" | "y" => Some("write `true`".to_owned()),
-        "no" | "off" | "n" => Some("write `false`".to_owned()),
-        _ => None,
-    }
-}
-
-fn column_hint(text: &str) -> Option<String> {
-    let known = match text.to_lowercase().as_str() {
-        "string" | "str" | "text" => Some("utf8"),
-        "int" | "integer" | "int32" | "long" => Some("int64"),
-        "float" | "double" | "number" | "float32" => Some("float64"),
-        "boolean" => Some("bool"),
-        "bytes" => Some("binary"),
-        _ => None,
-    };
-    let types = "column types are bool, int64, float64, utf8, binary, list<…> and struct<name:type,…>";
-    Some(known.map_or_else(|| types.to_owned(), |known| format!("did you mean `{known}`?")))
-}
-
-/// What stands at a place: `` `timeout` ``, or "item 2 of `tags`".
-pub(crate) fn subject(place: &Place) -> String {
-    match place.steps.as_slice() {
-        [.., Step::Key(key)] => format!("`{key}`"),
-        [.., Step::Key(key), Step::Index(index)] => format!("item {} of `{key}`", index + 1),
-        [.., Step::Index(index)] => format!("item {}", index + 1),
-        [] => "the file".to_owned(),
-    }
-}
-
-/// "stage `train`" for a stage, "a retry" for what has no name.
-fn named(place: &Place, record: &Record) -> String {
-    use super::document::Step;
-    match place.steps.as_slice() {
-        [.., Step::Key(parent), Step::Key(name)]
-            if matches!(parent.as_str(), "stages" | "inputs" | "outputs" | "params" | "secrets") =>
-        {
-            let noun = record.what.trim_start_matches("an ").trim_start_matches("a ");
-            format!("{noun} `{name}`")
-        }
-        _ => record.what.to_owned(),
-    }
-}
-
-/// What one entry of the mapping at a place is.
-fn one_of(place: &Place) -> &'static str {
-    use super::document::Step;
-    match place.steps.as_slice() {
-        [Step::Key(key)] if key == "stages" => "stage",
-        [.., Step::Key(key)] => match key.as_str() {
-            "params" | "with" => "parameter",
-            "inputs" => "input",
-            "outputs" => "output",
-            "secrets" => "secret",
-            "matrix" => "axis",
-            "columns" => "column",
-            "env" => "variable",
-            _ => "key",
-        },
-        _ => "key",
     }
 }

@@ -129,6 +129,16 @@ fn mistakes_on_the_command_line_are_told() {
 }
 
 #[test]
+fn stages_may_all_come_from_included_files() {
+    let include = |_: &Path| Ok("stages: { a: { uses: run, run: x } }".to_owned());
+    let parse = |text: &str| parse_pipeline(text, Path::new("x.yaml"), Path::new(""), &Kinds::new(), &[], &include);
+    assert_eq!(parse("name: x\ninclude: [a.yaml]\n").unwrap().stages.len(), 1);
+    let errors = parse("name: x\ninclude: [a.yaml]\nparms: {}\n").unwrap_err().errors;
+    let messages: Vec<&str> = errors.iter().map(|error| error.message.as_str()).collect();
+    assert_eq!(messages, ["unknown field `parms` in a pipeline"]);
+}
+
+#[test]
 fn errors_serialise_for_programs() {
     let errors = parse("name: x\nstages:\n  a: { uses: ops/crwal }\n").unwrap_err();
     let error = json!({

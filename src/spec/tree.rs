@@ -1,8 +1,7 @@
-//! YAML as a tree that knows where everything stands in the text.
+//! YAML as a tree of nodes, each with the part of the text that it covers.
 //!
-//! serde_yaml stops at the first mistake and forgets positions of values, so this second reading is made once a
-//! file is known to be wrong, or when somebody asks where a stage is written. Scalars get their types by the
-//! rules of serde_yaml; a property test holds the two together.
+//! Every YAML text that the engine reads becomes such a tree: pipelines, manifests, project files, values of the
+//! command line. saphyr-parser gives the events and their positions, serde_yaml says what a number is.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 use serde_json::{Number, Value};
 
-/// How deep lists and mappings may nest, which is serde_yaml's own limit.
+/// How deep lists and mappings may nest: readers of a tree recurse.
 const DEEPEST: usize = 128;
 /// How many nodes aliases may stand for, besides what the text itself has room for: aliases of aliases can stand for more
 /// than any memory holds.
@@ -23,7 +22,7 @@ pub(crate) struct Node {
     pub span: Range<usize>,
     pub content: Content,
     /// A tag such as `!thing`; those of YAML itself are applied and dropped.
-    pub tag: Option<String>,
+    pub tag: Option<Box<str>>,
     /// What it is once aliases are replaced by what they stand for.
     size: Size,
 }
@@ -37,10 +36,10 @@ struct Size {
 
 impl Size {
     const ONE: Self = Self { nodes: 1, levels: 0 };
+    const EMPTY_COLLECTION: Self = Self { nodes: 1, levels: 1 };
 
-    fn around(items: &[Arc<Node>]) -> Self {
-        let nodes = items.iter().fold(1, |sum: usize, item| sum.saturating_add(item.size.nodes));
-        Self { nodes, levels: 1 + items.iter().map(|item| item.size.levels).max().unwrap_or(0) }
+    fn with(self, inner: Self) -> Self {
+        Self { nodes: self.nodes.saturating_add(inner.nodes), levels: self.levels.max(1 + inner.levels) }
     }
 }
 
@@ -57,19 +56,58 @@ pub(crate) enum Content {
 pub(crate) struct Scalar {
     /// As written, without quotes and escapes.
     pub text: String,
-    /// `None` where it is a number that no JSON can hold.
-    pub value: Option<Value>,
+    pub meaning: Meaning,
+}
+
+/// What a scalar stands for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Meaning {
+    Null,
+    Boolean(bool),
+    Number(Number),
+    /// Nothing that JSON can hold: an infinite number, an integer of more than 64 bits, a text that its tag doesn't fit.
+    Unfit,
+    Text,
+}
+
+impl Scalar {
+    /// One without quotes and tags.
+    pub fn plain(text: &str) -> Self {
+        Self { text: text.to_owned(), meaning: plain_meaning(text) }
+    }
+
+    pub fn is_text(&self) -> bool {
+        self.meaning == Meaning::Text
+    }
+
+    /// `None` for what no JSON can hold.
+    pub fn value(&self) -> Option<Value> {
+        match &self.meaning {
+            Meaning::Null => Some(Value::Null),
+            Meaning::Boolean(value) => Some(Value::Bool(*value)),
+            Meaning::Number(number) => Some(Value::Number(number.clone())),
+            Meaning::Unfit => None,
+            Meaning::Text => Some(Value::from(self.text.as_str())),
+        }
+    }
 }
 
 /// The entries of a mapping in the order of the text.
 #[derive(Debug)]
 pub(crate) struct Entries {
     pub list: Vec<Entry>,
-    /// Where each key comes first, made for the first search.
-    first: OnceLock<HashMap<String, usize>>,
+    first: OnceLock<Box<FirstOfKeys>>,
 }
 
+/// Where each key of a mapping comes first, made for the first search.
+#[derive(Debug)]
+struct FirstOfKeys(HashMap<String, usize>);
+
 impl Entries {
+    fn new(list: Vec<Entry>) -> Self {
+        Self { list, first: OnceLock::new() }
+    }
+
     /// The first entry of that key.
     pub fn get(&self, key: &str) -> Option<&Entry> {
         let first = self.first.get_or_init(|| {
@@ -79,13 +117,13 @@ impl Entries {
                     first.entry(key.clone()).or_insert(index);
                 }
             }
-            first
+            Box::new(FirstOfKeys(first))
         });
-        first.get(key).map(|index| &self.list[*index])
+        first.0.get(key).map(|index| &self.list[*index])
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Entry {
     /// `None` where the key is a list or a mapping.
     pub key: Option<String>,
@@ -111,17 +149,55 @@ impl Node {
 
     /// Whether nothing is written here, or `~` or `null`.
     pub fn is_null(&self) -> bool {
-        matches!(&self.target().content, Content::Scalar(Scalar { value: Some(Value::Null), .. }))
+        matches!(&self.target().content, Content::Scalar(Scalar { meaning: Meaning::Null, .. }))
     }
 
     /// What it is, for messages.
     pub fn describe(&self) -> String {
         match &self.target().content {
-            Content::Scalar(Scalar { value: Some(value), .. }) => cuda_agent_protocol::manifest::describe(value),
-            Content::Scalar(scalar) => format!("the number {}", scalar.text),
+            Content::Scalar(scalar) => match scalar.value() {
+                Some(value) => cuda_agent_protocol::manifest::describe(&value),
+                None => format!("the number {}", scalar.text),
+            },
             Content::List(_) => "a list".to_owned(),
             Content::Map(_) | Content::Alias(_) => "a mapping".to_owned(),
         }
+    }
+
+    /// What it is as a key; `None` for a list or a mapping.
+    fn key_text(&self) -> Option<String> {
+        match &self.target().content {
+            Content::Scalar(scalar) => Some(scalar.text.clone()),
+            _ => None,
+        }
+    }
+
+    /// Text that no file holds.
+    pub fn text(text: &str) -> Arc<Self> {
+        Arc::new(Self::scalar(0..0, Scalar { text: text.to_owned(), meaning: Meaning::Text }))
+    }
+
+    /// Nothing, as in an empty file.
+    pub fn empty() -> Self {
+        Self::scalar(0..0, Scalar { text: String::new(), meaning: Meaning::Null })
+    }
+
+    fn scalar(span: Range<usize>, scalar: Scalar) -> Self {
+        Self { span, content: Content::Scalar(scalar), tag: None, size: Size::ONE }
+    }
+
+    /// A list in the place of this node.
+    pub fn with_items(&self, items: Vec<Arc<Node>>) -> Arc<Self> {
+        self.with(Content::List(items))
+    }
+
+    /// A mapping in the place of this node.
+    pub fn with_entries(&self, entries: Vec<Entry>) -> Arc<Self> {
+        self.with(Content::Map(Entries::new(entries)))
+    }
+
+    fn with(&self, content: Content) -> Arc<Self> {
+        Arc::new(Self { span: self.span.clone(), content, tag: None, size: self.size })
     }
 }
 
@@ -144,9 +220,7 @@ pub(crate) fn parse(text: &str) -> Result<Arc<Node>, SyntaxError> {
         }
         builder.event(event, span)?;
     }
-    let empty =
-        || Node { span: 0..0, content: Content::Scalar(scalar(String::new(), true, None)), tag: None, size: Size::ONE };
-    Ok(builder.root.unwrap_or_else(|| Arc::new(empty())))
+    Ok(builder.root.unwrap_or_else(|| Arc::new(Node::empty())))
 }
 
 /// The parser counts characters, slices count bytes.
@@ -171,9 +245,18 @@ impl Offsets {
 struct Open {
     start: usize,
     anchor: usize,
-    tag: Option<String>,
-    items: Vec<Arc<Node>>,
-    is_map: bool,
+    tag: Option<Box<str>>,
+    content: Opened,
+    size: Size,
+}
+
+enum Opened {
+    List(Vec<Arc<Node>>),
+    Map {
+        entries: Vec<Entry>,
+        /// A key whose value comes next, and where it is written.
+        key: Option<(Option<String>, Range<usize>)>,
+    },
 }
 
 struct Builder<'a> {
@@ -190,8 +273,9 @@ impl Builder<'_> {
         match event {
             Event::Scalar(text, style, anchor, tag) => {
                 let tag = tag.as_deref();
-                let content = Content::Scalar(scalar(text.into_owned(), style == ScalarStyle::Plain, tag));
-                self.add(Node { span: range, content, tag: foreign(tag), size: Size::ONE }, anchor);
+                let meaning = meaning(&text, style == ScalarStyle::Plain, tag);
+                let scalar = Scalar { text: text.into_owned(), meaning };
+                self.add(Node { tag: foreign(tag), ..Node::scalar(range, scalar) }, anchor);
             }
             Event::Alias(anchor) => {
                 let Some(target) = self.anchors.get(&anchor) else {
@@ -201,8 +285,13 @@ impl Builder<'_> {
                 let (content, size) = (Content::Alias(Arc::clone(target)), target.size);
                 self.add(Node { span: range, content, tag: None, size }, 0);
             }
-            Event::SequenceStart(anchor, tag) => self.open(range.start, anchor, foreign(tag.as_deref()), false)?,
-            Event::MappingStart(anchor, tag) => self.open(range.start, anchor, foreign(tag.as_deref()), true)?,
+            Event::SequenceStart(anchor, tag) => {
+                self.open(range.start, anchor, foreign(tag.as_deref()), Opened::List(Vec::new()))?;
+            }
+            Event::MappingStart(anchor, tag) => {
+                let content = Opened::Map { entries: Vec::new(), key: None };
+                self.open(range.start, anchor, foreign(tag.as_deref()), content)?;
+            }
             Event::SequenceEnd | Event::MappingEnd => self.close(range.end)?,
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentStart(_) | Event::DocumentEnd => {}
         }
@@ -214,17 +303,17 @@ impl Builder<'_> {
         start..self.offsets.byte(span.end.index()).max(start)
     }
 
-    fn open(&mut self, start: usize, anchor: usize, tag: Option<String>, is_map: bool) -> Result<(), SyntaxError> {
+    fn open(&mut self, start: usize, anchor: usize, tag: Option<Box<str>>, content: Opened) -> Result<(), SyntaxError> {
         if self.stack.len() >= DEEPEST {
             return Err(SyntaxError { at: start, message: format!("nested more than {DEEPEST} levels deep") });
         }
-        self.stack.push(Open { start, anchor, tag, items: Vec::new(), is_map });
+        self.stack.push(Open { start, anchor, tag, content, size: Size::EMPTY_COLLECTION });
         Ok(())
     }
 
     fn close(&mut self, end: usize) -> Result<(), SyntaxError> {
         let Some(open) = self.stack.pop() else { return Ok(()) };
-        let size = Size::around(&open.items);
+        let size = open.size;
         let refuse = |message: String| Err(SyntaxError { at: open.start, message });
         if size.levels > DEEPEST {
             return refuse(format!("nested more than {DEEPEST} levels deep"));
@@ -234,71 +323,74 @@ impl Builder<'_> {
         }
         let end = end.max(open.start);
         let trimmed = open.start + self.text[open.start..end].trim_end().len();
-        let content = if open.is_map { Content::Map(entries(open.items)) } else { Content::List(open.items) };
+        let content = match open.content {
+            Opened::List(items) => Content::List(items),
+            Opened::Map { entries, .. } => Content::Map(Entries::new(entries)),
+        };
         self.add(Node { span: open.start..trimmed, content, tag: open.tag, size }, open.anchor);
         Ok(())
     }
 
     fn add(&mut self, node: Node, anchor: usize) {
+        let Some(open) = self.stack.last_mut() else {
+            self.root = Some(Arc::new(node));
+            return;
+        };
+        open.size = open.size.with(node.size);
+        if let Opened::Map { key: key @ None, .. } = &mut open.content
+            && anchor == 0
+        {
+            // Most keys need no node of their own.
+            let text = match node.content {
+                Content::Scalar(scalar) => Some(scalar.text),
+                Content::Alias(target) => target.key_text(),
+                Content::List(_) | Content::Map(_) => None,
+            };
+            *key = Some((text, node.span));
+            return;
+        }
         let node = Arc::new(node);
         if anchor > 0 {
             self.anchors.insert(anchor, Arc::clone(&node));
         }
-        match self.stack.last_mut() {
-            Some(open) => open.items.push(node),
-            None => self.root = Some(node),
+        match &mut open.content {
+            Opened::List(items) => items.push(node),
+            Opened::Map { entries, key } => match key.take() {
+                None => *key = Some((node.key_text(), node.span.clone())),
+                Some((key, key_span)) => entries.push(Entry { key, key_span, value: node }),
+            },
         }
     }
 }
 
-/// Keys and values come one after the other.
-fn entries(items: Vec<Arc<Node>>) -> Entries {
-    let mut list = Vec::with_capacity(items.len() / 2);
-    let mut items = items.into_iter();
-    while let (Some(key), Some(value)) = (items.next(), items.next()) {
-        let text = match &key.target().content {
-            Content::Scalar(scalar) => Some(scalar.text.clone()),
-            _ => None,
-        };
-        list.push(Entry { key: text, key_span: key.span.clone(), value });
-    }
-    Entries { list, first: OnceLock::new() }
-}
-
 /// A tag that YAML itself doesn't define.
-fn foreign(tag: Option<&Tag>) -> Option<String> {
-    tag.filter(|tag| !tag.is_yaml_core_schema()).map(Tag::to_string)
+fn foreign(tag: Option<&Tag>) -> Option<Box<str>> {
+    tag.filter(|tag| !tag.is_yaml_core_schema()).map(|tag| tag.to_string().into())
 }
 
-fn scalar(text: String, plain: bool, tag: Option<&Tag>) -> Scalar {
+fn meaning(text: &str, plain: bool, tag: Option<&Tag>) -> Meaning {
     let core = tag.filter(|tag| tag.is_yaml_core_schema()).map(|tag| tag.suffix.as_str());
-    let value = match core {
-        Some("null") => is_null(&text).then_some(Value::Null),
-        Some("bool") => boolean(&text).map(Value::Bool),
-        Some("int") => integer(&text).flatten(),
-        Some("float") => float(&text),
-        Some(_) => Some(Value::String(text.clone())),
-        None if plain => plain_value(&text),
-        None => Some(Value::String(text.clone())),
-    };
-    Scalar { text, value }
+    let fits = |meaning: Meaning, fits: bool| if fits { meaning } else { Meaning::Unfit };
+    match core {
+        Some("null") => fits(Meaning::Null, is_null(text)),
+        Some("bool") => boolean(text).map_or(Meaning::Unfit, Meaning::Boolean),
+        Some("int") => number(text)
+            .filter(|meaning| !matches!(meaning, Meaning::Number(number) if number.is_f64()))
+            .unwrap_or(Meaning::Unfit),
+        Some("float") => {
+            let value: Option<f64> = text.strip_prefix('+').unwrap_or(text).parse().ok();
+            value.and_then(Number::from_f64).map_or(Meaning::Unfit, Meaning::Number)
+        }
+        None if plain => plain_meaning(text),
+        _ => Meaning::Text,
+    }
 }
 
-/// The value of an unquoted scalar; `None` where it is a number that no JSON can hold.
-pub(crate) fn plain_value(text: &str) -> Option<Value> {
+fn plain_meaning(text: &str) -> Meaning {
     if text.is_empty() || is_null(text) {
-        return Some(Value::Null);
+        return Meaning::Null;
     }
-    if let Some(value) = boolean(text) {
-        return Some(Value::Bool(value));
-    }
-    if let Some(value) = integer(text) {
-        return value;
-    }
-    if !has_leading_zeros(text) && looks_like_float(text) {
-        return float(text);
-    }
-    Some(Value::String(text.to_owned()))
+    boolean(text).map(Meaning::Boolean).or_else(|| number(text)).unwrap_or(Meaning::Text)
 }
 
 fn is_null(text: &str) -> bool {
@@ -313,61 +405,17 @@ fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-/// `Some(None)` where it is an integer, but one that needs more than 64 bits.
-fn integer(text: &str) -> Option<Option<Value>> {
-    if let Some(value) = unsigned(text, u64::from_str_radix) {
-        return Some(Some(Value::from(value)));
-    }
-    if let Some(value) = negative(text, i64::from_str_radix) {
-        return Some(Some(Value::from(value)));
-    }
-    let wide = unsigned(text, u128::from_str_radix).is_some() || negative(text, i128::from_str_radix).is_some();
-    wide.then_some(None)
-}
-
-type FromRadix<T> = fn(&str, u32) -> Result<T, std::num::ParseIntError>;
-
-fn unsigned<T>(text: &str, from_radix: FromRadix<T>) -> Option<T> {
-    let digits = text.strip_prefix('+').unwrap_or(text);
-    for (prefix, radix) in [("0x", 16), ("0o", 8), ("0b", 2)] {
-        let Some(rest) = digits.strip_prefix(prefix) else { continue };
-        return if rest.starts_with(['+', '-']) { None } else { from_radix(rest, radix).ok() };
-    }
-    if digits.starts_with(['+', '-']) || has_leading_zeros(text) {
+/// The number that serde_yaml takes an unquoted scalar for; `None` where it takes it for text.
+fn number(text: &str) -> Option<Meaning> {
+    if !text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.')) {
         return None;
     }
-    from_radix(digits, 10).ok()
-}
-
-fn negative<T>(text: &str, from_radix: FromRadix<T>) -> Option<T> {
-    for (prefix, radix) in [("-0x", 16), ("-0o", 8), ("-0b", 2)] {
-        if let Some(rest) = text.strip_prefix(prefix) {
-            return from_radix(&format!("-{rest}"), radix).ok();
-        }
+    if let Ok(number) = text.parse::<serde_yaml::Number>() {
+        let whole = number.as_u64().map(Number::from).or_else(|| number.as_i64().map(Number::from));
+        let read = whole.or_else(|| number.as_f64().and_then(Number::from_f64));
+        return Some(read.map_or(Meaning::Unfit, Meaning::Number));
     }
-    if has_leading_zeros(text) { None } else { from_radix(text, 10).ok() }
-}
-
-/// `007` is text in YAML 1.2.
-fn has_leading_zeros(text: &str) -> bool {
-    let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
-    digits.len() > 1 && digits.starts_with('0') && digits.bytes().all(|byte| byte.is_ascii_digit())
-}
-
-fn looks_like_float(text: &str) -> bool {
-    let unsigned = text.strip_prefix('+').unwrap_or(text);
-    if text.starts_with('+') && unsigned.starts_with(['+', '-']) {
-        return false;
-    }
-    let infinite = |text: &str| matches!(text, ".inf" | ".Inf" | ".INF");
-    infinite(unsigned)
-        || text.strip_prefix('-').is_some_and(infinite)
-        || matches!(text, ".nan" | ".NaN" | ".NAN")
-        || unsigned.parse::<f64>().is_ok_and(f64::is_finite)
-}
-
-/// `None` for what isn't finite, which has no place in JSON.
-fn float(text: &str) -> Option<Value> {
-    let value: f64 = text.strip_prefix('+').unwrap_or(text).parse().ok()?;
-    Number::from_f64(value).map(Value::Number)
+    // It doesn't say whether the text is no number or an integer of too many bits.
+    let is_wide = serde_yaml::from_str::<u128>(text).is_ok() || serde_yaml::from_str::<i128>(text).is_ok();
+    is_wide.then_some(Meaning::Unfit)
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::substitute::{Scope, scalar_text};
 use crate::spec::document::Spot;
 use crate::spec::error::Problem;
-use crate::spec::raw::{Entries, Free};
+use crate::spec::raw::Entries;
 use crate::spec::units::is_name;
 
 /// More cells than this are taken for a mistake.
@@ -43,13 +43,18 @@ pub(super) fn value_in_name(value: &Value) -> String {
 }
 
 /// Reads the axes; `None` where one of them is wrong.
-pub(super) fn expand(matrix: Entries<Free>, scope: &Scope, spot: &Spot, problems: &mut Vec<Problem>) -> Option<Matrix> {
+pub(super) fn expand(
+    matrix: Entries<Value>,
+    scope: &Scope,
+    spot: &Spot,
+    problems: &mut Vec<Problem>,
+) -> Option<Matrix> {
     let before = problems.len();
     let mut axes: Vec<(String, Vec<Value>)> = Vec::new();
     if matrix.0.is_empty() {
         problems.push(Problem::new(spot.place().name(), "`matrix` needs at least one axis"));
     }
-    for (axis, Free(values)) in matrix.0 {
+    for (axis, values) in matrix.0 {
         let spot = spot.key(&axis);
         if !is_name(&axis) {
             problems.push(

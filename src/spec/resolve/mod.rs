@@ -4,8 +4,10 @@
 //! mistake is not told: the parts already known to be broken are passed in, and explain the rest.
 
 mod cycle;
+mod external;
 mod matrix;
 mod overrides;
+mod reference;
 mod stage;
 mod substitute;
 mod wires;
@@ -25,7 +27,7 @@ use self::substitute::Scope;
 use super::Catalog;
 use super::document::{Broken, Document, Location, Place, Spot, Step};
 use super::error::{Problem, did_you_mean, list};
-use super::raw::{self, Entries, Free, Text};
+use super::raw::{self, Entries};
 use super::types::{Pipeline, SecretSource, Source, Stage};
 use super::units::{is_name, is_variable};
 
@@ -35,6 +37,7 @@ const EVERY: &str = "*";
 pub(super) const NAME_HINT: &str = "names are letters, digits, `_` and `-`, and don't begin with a digit or `-`";
 
 /// The files of a pipeline as they were read.
+#[derive(Default)]
 pub(crate) struct Files {
     /// The pipeline's own, then those that it includes.
     pub documents: Vec<Arc<Document>>,
@@ -139,8 +142,8 @@ impl Resolver<'_> {
     }
 
     fn name(&mut self, raws: &[raw::Pipeline]) -> String {
-        let Some(Text(name)) = raws.first().and_then(|raw| raw.name.as_ref()) else {
-            self.report(Problem::new(Place::root(0), "a pipeline needs `name`").missing(["name"]));
+        let Some(name) = raws.first().and_then(|raw| raw.name.as_deref()) else {
+            // It is missing or broken, which is reported.
             return String::new();
         };
         if !is_name(name) {
@@ -154,7 +157,7 @@ impl Resolver<'_> {
                 self.report(problem.hint("add `stages:` with at least one stage"));
             }
         }
-        name.clone()
+        name.to_owned()
     }
 
     /// Takes params and secrets of all files; what is left are the stages.
@@ -164,7 +167,7 @@ impl Resolver<'_> {
         let mut owners: HashMap<String, Place> = HashMap::new();
         for (document, raw) in raws.into_iter().enumerate() {
             let root = Spot::Root(document);
-            for (name, Free(value)) in raw.params.unwrap_or_default().0 {
+            for (name, value) in raw.params.unwrap_or_default().0 {
                 let place = root.key("params").key(&name).place();
                 if self.is_new(&mut owners, "parameter", &name, &place) {
                     self.param(name, value, place);
@@ -213,12 +216,12 @@ impl Resolver<'_> {
             self.report(problem.hint("programs see it as an environment variable: letters, digits and `_`"));
         }
         let problem = match (&secret.env, &secret.file) {
-            (Some(Text(variable)), None) if !is_variable(variable) => {
+            (Some(variable), None) if !is_variable(variable) => {
                 let message = format!("`{variable}` can't be the name of an environment variable");
                 Some(Problem::new(place.key("env"), message))
             }
             (Some(_), None) => None,
-            (None, Some(Text(file))) if !file.is_empty() => None,
+            (None, Some(file)) if !file.is_empty() => None,
             (Some(_), Some(_)) => {
                 let message = format!("secret `{name}` has both `env` and `file`");
                 Some(Problem::new(place.name(), message).hint("remove one of them"))
@@ -233,8 +236,8 @@ impl Resolver<'_> {
         self.problems.extend(problem);
         // The name exists even where its source is wrong.
         let source = match (secret.env, secret.file) {
-            (None, Some(Text(file))) => SecretSource::File(self.folder.join(file)),
-            (variable, _) => SecretSource::Environment(variable.map(|Text(variable)| variable).unwrap_or_default()),
+            (None, Some(file)) => SecretSource::File(self.folder.join(file)),
+            (variable, _) => SecretSource::Environment(variable.unwrap_or_default()),
         };
         self.secrets.insert(name, source);
     }
@@ -364,7 +367,7 @@ impl Resolver<'_> {
     }
 
     /// One cell without axes where there is no matrix; `None` where the matrix is wrong.
-    fn matrix(&mut self, raw: Option<Entries<Free>>, spot: &Spot) -> Option<Matrix> {
+    fn matrix(&mut self, raw: Option<Entries<Value>>, spot: &Spot) -> Option<Matrix> {
         let Some(raw) = raw else {
             return Some(Matrix { axes: Vec::new(), cells: vec![BTreeMap::new()] });
         };
@@ -422,7 +425,7 @@ impl Resolver<'_> {
     }
 
     fn read_cell(&self, reader: &mut stage::Reader, raw: raw::Stage) -> CellRead {
-        let uses = raw.uses.as_ref().map(|Text(uses)| uses.as_str());
+        let uses = raw.uses.as_deref();
         let is_run = uses == Some("run");
         let catalog_kind = uses.filter(|_| !is_run).and_then(|uses| reader.kind(self, uses));
         if is_run || catalog_kind.is_some() {
@@ -431,10 +434,6 @@ impl Resolver<'_> {
         let base = catalog_kind.as_ref().map_or_else(Resources::default, |kind| kind.resources.clone());
         let resources = reader.resources(&raw.resources, base);
         let on = reader.when(&raw.when);
-        if uses.is_none() {
-            let problem = Problem::new(reader.spot.place().name(), format!("stage `{}` needs `uses`", reader.stage));
-            reader.problems.push(problem.missing(["uses"]));
-        }
         if is_run && raw.run.is_none() {
             let problem = Problem::new(reader.spot.place().name(), format!("stage `{}` needs `run`", reader.stage));
             reader.problems.push(problem.missing(["run"]).hint("`uses: run` goes with `run: \"command\"`"));

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::spec::check;
 use crate::spec::document::{Document, Place};
 use crate::spec::error::Problem;
-use crate::spec::raw::Free;
 
 /// The document that errors about overrides point into.
 pub(super) const COMMAND_LINE: &str = "command line";
@@ -68,12 +68,13 @@ impl Override {
             let problem = self.name_problem(format!("`{}` has no value", self.name));
             return Err(Box::new(problem.hint(format!("write `-p {}=VALUE`", self.name))));
         }
-        match serde_yaml::from_str::<Free>(&self.text) {
-            Ok(Free(Value::String(text))) => Ok(Value::String(text)),
+        match check::value(&self.text) {
+            Ok(Value::String(text)) => Ok(Value::String(text)),
             _ if wants_text => Ok(Value::String(self.text.clone())),
-            Ok(Free(value)) => Ok(value),
-            Err(error) => {
-                Err(Box::new(self.value_problem(format!("the value of `{}` can't be read: {error}", self.name))))
+            Ok(value) => Ok(value),
+            Err(problem) => {
+                let message = format!("the value of `{}` can't be read: {}", self.name, problem.message);
+                Err(Box::new(self.value_problem(message).maybe_hint(problem.hint)))
             }
         }
     }

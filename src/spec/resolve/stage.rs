@@ -13,7 +13,8 @@ use super::Resolver;
 use super::substitute::{Scope, expressions, scalar_text, whole_expression};
 use crate::spec::document::Spot;
 use crate::spec::error::{Problem, did_you_mean, list};
-use crate::spec::raw::{self, Entries, Free, Text};
+use crate::spec::raw::{self, Entries};
+use crate::spec::tree::Scalar;
 use crate::spec::types::{Command, Retry};
 use crate::spec::units::{duration, is_name, is_variable};
 
@@ -30,19 +31,19 @@ impl Reader<'_> {
         self.problems.push(problem);
     }
 
-    fn texts(&mut self, field: &str, texts: Vec<Text>) -> Vec<String> {
+    fn texts(&mut self, field: &str, texts: Vec<String>) -> Vec<String> {
         let list_spot = self.spot.key(field);
-        let read = |(index, Text(text))| self.scope.text(text, &list_spot.index(index), self.problems);
+        let read = |(index, text)| self.scope.text(text, &list_spot.index(index), self.problems);
         texts.into_iter().enumerate().filter_map(read).collect()
     }
 
-    fn value(&mut self, field: &Option<Free>, spot: &Spot) -> Option<Value> {
-        let Free(value) = field.as_ref()?;
+    fn value(&mut self, field: &Option<Value>, spot: &Spot) -> Option<Value> {
+        let value = field.as_ref()?;
         self.scope.value(value.clone(), spot, self.problems)
     }
 
     /// A number of things that fits 32 bits.
-    fn whole(&mut self, field: &Option<Free>, spot: &Spot, name: &str, least: u64) -> Option<u32> {
+    fn whole(&mut self, field: &Option<Value>, spot: &Spot, name: &str, least: u64) -> Option<u32> {
         let value = self.value(field, spot)?;
         match value.as_u64().filter(|number| *number >= least).map(u32::try_from) {
             Some(Ok(number)) => Some(number),
@@ -56,7 +57,7 @@ impl Reader<'_> {
     }
 
     /// A number of cores, or `all`.
-    fn cores(&mut self, field: &Option<Free>, spot: &Spot) -> Option<u32> {
+    fn cores(&mut self, field: &Option<Value>, spot: &Spot) -> Option<u32> {
         let value = self.value(field, spot)?;
         match value.as_u64().filter(|number| *number >= 1).map(u32::try_from) {
             Some(Ok(number)) => Some(number),
@@ -69,7 +70,7 @@ impl Reader<'_> {
         }
     }
 
-    fn duration(&mut self, field: &Option<Free>, spot: &Spot, name: &str) -> Option<Duration> {
+    fn duration(&mut self, field: &Option<Value>, spot: &Spot, name: &str) -> Option<Duration> {
         let value = self.value(field, spot)?;
         let read = value.as_str().and_then(duration);
         if read.is_none() {
@@ -83,7 +84,7 @@ impl Reader<'_> {
         read
     }
 
-    fn memory(&mut self, field: &Option<Free>, spot: &Spot) -> Option<u64> {
+    fn memory(&mut self, field: &Option<Value>, spot: &Spot) -> Option<u64> {
         let value = self.value(field, spot)?;
         let read = value.as_u64().or_else(|| value.as_str().and_then(bytes::parse));
         if read.is_none() {
@@ -123,7 +124,7 @@ impl Reader<'_> {
         }
     }
 
-    pub fn timeout(&mut self, raw: &Option<Free>) -> Option<Duration> {
+    pub fn timeout(&mut self, raw: &Option<Value>) -> Option<Duration> {
         let parent = self.spot;
         let spot = parent.key("timeout");
         let read = self.duration(raw, &spot, "timeout")?;
@@ -134,7 +135,7 @@ impl Reader<'_> {
     }
 
     /// A number of rows, which only stages of by-row kinds have.
-    pub fn count_of_rows(&mut self, raw: &Option<Free>, name: &str, kind: Option<&Manifest>) -> Option<u64> {
+    pub fn count_of_rows(&mut self, raw: &Option<Value>, name: &str, kind: Option<&Manifest>) -> Option<u64> {
         let parent = self.spot;
         let spot = parent.key(name);
         if let (Some(_), Some(kind)) = (raw, kind.filter(|kind| kind.by_row.is_none())) {
@@ -144,7 +145,7 @@ impl Reader<'_> {
         self.whole(raw, &spot, name, 0).map(u64::from)
     }
 
-    pub fn tags(&mut self, raw: Option<Vec<Text>>) -> Vec<String> {
+    pub fn tags(&mut self, raw: Option<Vec<String>>) -> Vec<String> {
         raw.map(|tags| self.texts("tags", tags)).unwrap_or_default()
     }
 
@@ -171,7 +172,7 @@ impl Reader<'_> {
     }
 
     /// Names of secrets; each must be one of the pipeline's.
-    pub fn secrets(&mut self, resolver: &Resolver, raw: Option<Vec<Text>>) -> Vec<String> {
+    pub fn secrets(&mut self, resolver: &Resolver, raw: Option<Vec<String>>) -> Vec<String> {
         let names = raw.map(|names| self.texts("secrets", names)).unwrap_or_default();
         let parent = self.spot;
         let spot = parent.key("secrets");
@@ -212,7 +213,7 @@ impl Reader<'_> {
     pub fn run_manifest(
         &mut self,
         outputs: Option<Entries<raw::Output>>,
-        files: Option<Vec<Text>>,
+        files: Option<Vec<String>>,
         resources: Resources,
     ) -> Manifest {
         Manifest {
@@ -245,24 +246,22 @@ impl Reader<'_> {
                         .hint(super::NAME_HINT),
                 );
             }
-            let Some(port_type) = output.port_type else {
-                self.report(
-                    Problem::new(spot.place().name(), format!("output `{name}` needs `type`")).missing(["type"]),
-                );
-                continue;
-            };
-            if !port_type.is_table() && !output.columns.is_empty() {
+            let output = output.fields();
+            // It is missing or broken, which is reported.
+            let Some(port_type) = output.port_type else { continue };
+            let columns = output.columns.unwrap_or_default().0;
+            if !port_type.is_table() && !columns.is_empty() {
                 let message = format!("output `{name}` is a {port_type}, which has no columns");
                 self.report(Problem::new(spot.key("columns").place().name(), message));
             }
             let column = |(name, column_type)| OutputColumn { name, column_type, measured: false, doc: String::new() };
-            let columns = output.columns.into_iter().map(column).collect();
+            let columns = columns.into_iter().map(column).collect();
             ports.insert(name, OutputPort { port_type, columns, doc: String::new() });
         }
         ports
     }
 
-    fn files(&mut self, raw: Option<Vec<Text>>) -> Vec<String> {
+    fn files(&mut self, raw: Option<Vec<String>>) -> Vec<String> {
         let files = raw.map(|files| self.texts("files", files)).unwrap_or_default();
         let parent = self.spot;
         let spot = parent.key("files");
@@ -280,7 +279,7 @@ impl Reader<'_> {
 
     /// Fields that mean nothing for this kind of stage.
     pub fn refuse_misplaced(&mut self, stage: &raw::Stage) {
-        let Some(Text(uses)) = &stage.uses else { return };
+        let Some(uses) = &stage.uses else { return };
         let misplaced: Vec<(&str, String, String)> = if uses == "run" {
             let hint = "use `${params.NAME}` in `run`, or `env`".to_owned();
             let with = stage.with.iter().map(|_| ("with", "`uses: run` takes no parameters".to_owned(), hint.clone()));
@@ -309,8 +308,8 @@ impl Reader<'_> {
     }
 
     /// Whether the stage takes part.
-    pub fn when(&mut self, raw: &Option<Free>) -> bool {
-        let Some(Free(value)) = raw else { return true };
+    pub fn when(&mut self, raw: &Option<Value>) -> bool {
+        let Some(value) = raw else { return true };
         let parent = self.spot;
         let spot = parent.key("when");
         let comparison = value.as_str().and_then(|text| {
@@ -362,14 +361,14 @@ impl Reader<'_> {
     pub fn params(
         &mut self,
         resolver: &Resolver,
-        raw: Option<Entries<Free>>,
+        raw: Option<Entries<Value>>,
         kind: &Manifest,
     ) -> BTreeMap<String, Value> {
         let parent = self.spot;
         let spot = parent.key("with");
         let mut params = BTreeMap::new();
         let mut given: Vec<String> = Vec::new();
-        for (name, Free(value)) in raw.unwrap_or_default().0 {
+        for (name, value) in raw.unwrap_or_default().0 {
             let spot = spot.key(&name);
             let Some(param) = kind.params.get(&name) else {
                 let hint = did_you_mean(&name, kind.params.keys().map(String::as_str)).unwrap_or_else(|| {
@@ -465,12 +464,12 @@ fn literal(text: &str, is_text: bool) -> Value {
     match (quoted, is_text) {
         (Some(inside), _) => Value::from(inside),
         (None, true) => Value::from(text),
-        (None, false) => crate::spec::tree::plain_value(text).unwrap_or(Value::Null),
+        (None, false) => Scalar::plain(text).value().unwrap_or(Value::Null),
     }
 }
 
 /// `name=value` of a cell, compared as text or as values.
 pub(super) fn matches(value: &Value, written: &str) -> bool {
     let text = scalar_text(value).unwrap_or_default();
-    text == written || crate::spec::tree::plain_value(written).as_ref() == Some(value)
+    text == written || Scalar::plain(written).value().as_ref() == Some(value)
 }

@@ -5,34 +5,30 @@ use std::sync::Arc;
 
 use cuda_agent_protocol::PortType;
 use cuda_agent_protocol::manifest::{InputPort, OutputPort};
-use serde_json::Value;
 
-use super::matrix::value_in_name;
-use super::stage::matches;
-use super::substitute::{Scope, scalar_text};
+use super::substitute::Scope;
 use super::{Base, Cell, NAME_HINT, Resolver};
-use crate::name::is_tag_part;
 use crate::spec::document::{Place, Spot};
 use crate::spec::error::{Problem, did_you_mean, list, nearest};
-use crate::spec::raw::{External, Input, Text, Wire};
-use crate::spec::types::{Source, Stage};
+use crate::spec::raw::{Input, Wire};
+use crate::spec::types::Source;
 use crate::spec::units::is_name;
 
 /// Where a wire comes from, before it is checked against its port.
-struct Found {
-    source: Source,
-    port_type: PortType,
+pub(super) struct Found {
+    pub source: Source,
+    pub port_type: PortType,
     /// Which item of a YAML list it was written as.
-    item: Option<usize>,
+    pub item: Option<usize>,
 }
 
 /// What an input port gets.
-struct Sources {
-    found: Vec<Found>,
+pub(super) struct Sources {
+    pub found: Vec<Found>,
     /// Whether it is written as several: a list, or `[*]`.
-    several: bool,
+    pub several: bool,
     /// Whether all of it could be resolved.
-    complete: bool,
+    pub complete: bool,
 }
 
 impl Resolver<'_> {
@@ -86,10 +82,10 @@ impl Resolver<'_> {
 }
 
 /// The wiring of one cell.
-struct Wiring<'a> {
-    resolver: &'a Resolver<'a>,
-    cell: &'a Cell,
-    base: &'a Base,
+pub(super) struct Wiring<'a> {
+    pub resolver: &'a Resolver<'a>,
+    pub cell: &'a Cell,
+    pub base: &'a Base,
     stage_spot: &'a Spot<'a>,
 }
 
@@ -240,7 +236,8 @@ impl Wiring<'_> {
     fn sources(&self, input: Input, spot: &Spot, optional: bool, problems: &mut Vec<Problem>) -> Sources {
         let mut sources = Sources { found: Vec::new(), several: false, complete: true };
         match input {
-            Input::One(wire) => self.wire(wire, spot, optional, &mut sources, problems),
+            Input::Output(text) => self.wire(Wire::Output(text), spot, optional, &mut sources, problems),
+            Input::External(external) => self.wire(Wire::External(external), spot, optional, &mut sources, problems),
             Input::List(wires) => {
                 sources.several = true;
                 for (index, wire) in wires.into_iter().enumerate() {
@@ -269,224 +266,6 @@ impl Wiring<'_> {
         };
         sources.complete &= complete.is_some();
     }
-
-    /// `{path}`, `{url, digest}` or `{artifact}`; `None` where it is wrong.
-    fn external(
-        &self,
-        external: External,
-        scope: &Scope,
-        spot: &Spot,
-        sources: &mut Sources,
-        problems: &mut Vec<Problem>,
-    ) -> Option<()> {
-        let mut field = |name: &str, text: Option<Text>| match text {
-            None => Some(None),
-            Some(Text(text)) => scope.text(text, &spot.key(name), problems).map(Some),
-        };
-        let fields = (
-            field("path", external.path),
-            field("url", external.url),
-            field("digest", external.digest),
-            field("artifact", external.artifact),
-        );
-        let (Some(path), Some(url), Some(digest), Some(artifact)) = fields else { return None };
-        let source = match (path, url, digest, artifact) {
-            (Some(path), None, None, None) if !path.is_empty() => Ok(Source::Path(self.resolver.folder.join(path))),
-            (None, Some(url), digest, None) => url_source(url, digest, spot),
-            (None, None, None, Some(artifact)) => artifact_source(&artifact, spot),
-            _ => Err(wrong_external(spot)),
-        };
-        match source {
-            Ok(source) => {
-                let port_type = external_type(&source);
-                sources.found.push(Found { source, port_type, item: None });
-                Some(())
-            }
-            Err(problem) => {
-                // A field of it that can't be read is told already.
-                let place = spot.place();
-                if !self.resolver.broken.is_inside(&place) {
-                    problems.push(*problem);
-                }
-                None
-            }
-        }
-    }
-
-    /// `stage.output`, `stage[*].output` or `stage[axis=value].output`; `None` where it is wrong.
-    fn reference(
-        &self,
-        text: &str,
-        spot: &Spot,
-        optional: bool,
-        sources: &mut Sources,
-        problems: &mut Vec<Problem>,
-    ) -> Option<()> {
-        let Some(reference) = Reference::parse(text) else {
-            let problem = Problem::new(spot.place(), format!("`{text}` is no `stage.output`"));
-            problems.push(problem.hint(self.reference_hint(text)));
-            return None;
-        };
-        let Some(&producer) = self.resolver.index.get(reference.stage) else {
-            problems.extend(self.unknown_stage(&reference, spot));
-            return None;
-        };
-        let producer = &self.resolver.bases[producer];
-        if producer.cells.is_empty() {
-            return None;
-        }
-        let cells = match self.cells_of(producer, &reference) {
-            Ok(cells) => cells,
-            Err((message, hint)) => {
-                problems.push(Problem::new(spot.place(), message).hint(hint));
-                return None;
-            }
-        };
-        sources.several |= reference.cell == Some("*");
-        let on: Vec<usize> = cells.iter().copied().filter(|cell| self.resolver.cells[*cell].on).collect();
-        if on.is_empty() && self.cell.on {
-            if !optional {
-                problems.push(self.left_out(&reference, spot));
-                return None;
-            }
-            return Some(());
-        }
-        // A stage that is left out itself is checked against all cells, so that turning it on brings no surprise.
-        for cell in if on.is_empty() { cells } else { on } {
-            sources.found.push(self.output(cell, &reference, producer, spot, problems)?);
-        }
-        Some(())
-    }
-
-    fn output(
-        &self,
-        cell: usize,
-        reference: &Reference,
-        producer: &Base,
-        spot: &Spot,
-        problems: &mut Vec<Problem>,
-    ) -> Option<Found> {
-        let kind = &self.resolver.cells[cell].stage.kind;
-        if let Some(output) = kind.outputs.get(reference.output) {
-            let source = Source::Stage { stage: cell, output: reference.output.to_owned() };
-            return Some(Found { source, port_type: output.port_type, item: None });
-        }
-        let stage = Place::root(producer.document).key("stages").key(&producer.name);
-        if !producer.unknown && !self.resolver.is_broken(&stage.key("outputs").key(reference.output)) {
-            let names = || kind.outputs.keys().map(String::as_str);
-            let hint = did_you_mean(reference.output, names()).unwrap_or_else(|| match kind.outputs.is_empty() {
-                true => format!("`{}` declares no outputs", producer.name),
-                false => format!("outputs of `{}`: {}", producer.name, list(names())),
-            });
-            let message = format!("stage `{}` has no output `{}`", producer.name, reference.output);
-            problems.push(Problem::new(spot.place(), message).hint(hint));
-        }
-        None
-    }
-
-    /// A text that isn't a reference: probably a path, or a stage without its output.
-    fn reference_hint(&self, text: &str) -> String {
-        if let Some(base) = self.resolver.index.get(text).map(|index| &self.resolver.bases[*index]) {
-            let outputs = self.resolver.cells.get(base.cells.start).map(|cell| &cell.stage.kind.outputs);
-            if let Some(first) = outputs.and_then(|outputs| outputs.keys().next()) {
-                return format!("name the output, as in `{text}.{first}`");
-            }
-        }
-        if text.contains('/') {
-            return format!("for a file or folder write `{{ path: {text} }}`");
-        }
-        "inputs look like `stage.output`, `stage[*].output` or `{ path: FILE }`".to_owned()
-    }
-
-    fn unknown_stage(&self, reference: &Reference, spot: &Spot) -> Option<Problem> {
-        if self.resolver.hides("stages", reference.stage) {
-            return None;
-        }
-        let names = || self.resolver.bases.iter().map(|base| base.name.as_str());
-        let hint = did_you_mean(reference.stage, names()).unwrap_or_else(|| match reference.stage.contains('/') {
-            true => "for a file or folder write `{ path: … }`".to_owned(),
-            false => format!("stages: {}", list(names())),
-        });
-        Some(
-            Problem::new(spot.place().part(reference.stage), format!("unknown stage `{}`", reference.stage)).hint(hint),
-        )
-    }
-
-    fn cells_of(&self, producer: &Base, reference: &Reference) -> Result<Vec<usize>, (String, String)> {
-        let all = || producer.cells.clone().collect::<Vec<usize>>();
-        let (name, output) = (&producer.name, reference.output);
-        match (reference.cell, &producer.axes) {
-            (None, None) => Ok(all()),
-            (Some(_), None) => {
-                let message = format!("stage `{name}` has no `matrix`");
-                Err((message, format!("write `{name}.{output}`")))
-            }
-            (Some("*"), Some(_)) => Ok(all()),
-            (None, Some(_)) => {
-                let example = &self.resolver.cells[producer.cells.start].stage.name;
-                let message =
-                    format!("stage `{name}` has a `matrix`, so `{name}.{output}` is {} outputs", producer.cells.len());
-                Err((message, format!("take all with `{name}[*].{output}`, or one with `{example}.{output}`")))
-            }
-            (Some(cell), Some(_)) => {
-                let found = self.named_cells(producer, cell);
-                if found.len() > 1 {
-                    let example = &self.resolver.cells[found[0]].stage.name;
-                    let hint = format!("write values as in the cells' names: `{example}.{output}`");
-                    return Err((format!("`{cell}` fits {} cells of stage `{name}`", found.len()), hint));
-                }
-                if found.is_empty() {
-                    let names: Vec<&str> =
-                        producer.cells.clone().map(|index| self.resolver.cells[index].stage.name.as_str()).collect();
-                    let wanted = format!("{name}[{cell}]");
-                    let hint = did_you_mean(&wanted, names.iter().copied())
-                        .unwrap_or_else(|| format!("cells: {}", list(names.iter().copied())));
-                    return Err((format!("stage `{name}` has no cell `{cell}`"), hint));
-                }
-                Ok(found)
-            }
-        }
-    }
-
-    /// The cells that `lr=0.1,size=small` names: all axes, in any order, with values as in the cells' names, else as they
-    /// are, since that is how `${matrix.x}` puts them in.
-    fn named_cells(&self, producer: &Base, written: &str) -> Vec<usize> {
-        let fitting = |fits: &dyn Fn(&Stage) -> bool| -> Vec<usize> {
-            producer.cells.clone().filter(|index| fits(&self.resolver.cells[*index].stage)).collect()
-        };
-        let named = fitting(&|stage| has_values(stage, written, |value, text| value_in_name(value) == text));
-        if !named.is_empty() {
-            return named;
-        }
-        let valued = fitting(&|stage| has_values(stage, written, matches));
-        if !valued.is_empty() {
-            return valued;
-        }
-        let axes = producer.axes.as_deref().unwrap_or_default();
-        let plain = |stage: &Stage| {
-            let part = |axis: &String| format!("{axis}={}", scalar_text(&stage.matrix[axis]).unwrap_or_default());
-            axes.iter().map(part).collect::<Vec<String>>().join(",")
-        };
-        fitting(&|stage| plain(stage) == written)
-    }
-
-    fn left_out(&self, reference: &Reference, spot: &Spot) -> Problem {
-        let message =
-            format!("stage `{}` is left out by its `when`, but `{}` takes its output", reference.stage, self.base.name);
-        Problem::new(spot.place(), message)
-            .hint(format!("give `{}` the same `when`, or take another input", self.base.name))
-    }
-}
-
-/// Whether each axis of a cell is written with a text that fits its value.
-fn has_values(stage: &Stage, written: &str, fits: impl Fn(&Value, &str) -> bool) -> bool {
-    let parts: Vec<&str> = written.split(',').collect();
-    let fits = |part: &&str| {
-        let part = part.split_once('=').map(|(axis, text)| (axis.trim(), text));
-        part.and_then(|(axis, text)| Some((stage.matrix.get(axis)?, text)))
-            .is_some_and(|(value, text)| fits(value, text) || fits(value, text.trim()))
-    };
-    parts.len() == stage.matrix.len() && parts.iter().all(fits)
 }
 
 fn check_columns(
@@ -518,101 +297,6 @@ fn check_columns(
                 problems.push(Problem::new(place.clone(), message));
             }
             Some(_) => {}
-        }
-    }
-}
-
-/// What something from outside is, as far as its name tells.
-fn external_type(source: &Source) -> PortType {
-    let is_parquet = match source {
-        Source::Path(path) => path.extension().is_some_and(|extension| extension == "parquet"),
-        Source::Url { url, .. } => url.split(['?', '#']).next().is_some_and(|path| path.ends_with(".parquet")),
-        _ => false,
-    };
-    if is_parquet { PortType::Table } else { PortType::Tree }
-}
-
-fn url_source(url: String, digest: Option<String>, spot: &Spot) -> Result<Source, Box<Problem>> {
-    const HINT: &str = "it is the BLAKE3 of the bytes: `b3sum FILE` prints it";
-    if !url.contains("://") {
-        let problem = Problem::new(spot.key("url").place(), format!("`{url}` is no URL"));
-        return Err(Box::new(problem.hint("URLs look like `https://…`, `file://…` or `s3://…`")));
-    }
-    let Some(digest) = digest else {
-        let problem = Problem::new(spot.place(), "`url` needs the `digest` of its bytes");
-        return Err(Box::new(problem.missing(["digest"]).hint(HINT)));
-    };
-    if digest.len() != 64 || !digest.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)) {
-        let problem = Problem::new(spot.key("digest").place(), "`digest` must be 64 lower-case hex digits");
-        return Err(Box::new(problem.hint(HINT)));
-    }
-    Ok(Source::Url { url, digest })
-}
-
-fn artifact_source(artifact: &str, spot: &Spot) -> Result<Source, Box<Problem>> {
-    match artifact.split_once('@') {
-        Some((name, tag)) if is_tag_part(name) && is_tag_part(tag) => {
-            Ok(Source::Artifact { name: name.to_owned(), tag: tag.to_owned() })
-        }
-        _ => {
-            let problem = Problem::new(spot.key("artifact").place(), format!("`{artifact}` is no `name@tag`"));
-            Err(Box::new(problem.hint("artifacts look like `ops-dataset@v1`")))
-        }
-    }
-}
-
-fn wrong_external(spot: &Spot) -> Box<Problem> {
-    let message = "an input from outside is one of `path`, `url` with `digest`, and `artifact`";
-    let hint = "write `{ path: FILE }`, `{ url: URL, digest: BLAKE3 }` or `{ artifact: NAME@TAG }`";
-    Box::new(Problem::new(spot.place(), message).hint(hint))
-}
-
-/// The parts of `stage[cell].output`.
-struct Reference<'a> {
-    stage: &'a str,
-    cell: Option<&'a str>,
-    output: &'a str,
-}
-
-impl<'a> Reference<'a> {
-    fn parse(text: &'a str) -> Option<Self> {
-        let (stage, cell, output) = match text.split_once('[') {
-            None => {
-                let (stage, output) = text.split_once('.')?;
-                (stage, None, output)
-            }
-            Some((stage, rest)) => {
-                let (cell, output) = rest.rsplit_once("].")?;
-                (stage, Some(cell), output)
-            }
-        };
-        (is_name(stage) && is_name(output)).then_some(Self { stage, cell, output })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn parts(text: &str) -> Option<(&str, Option<&str>, &str)> {
-        Reference::parse(text).map(|reference| (reference.stage, reference.cell, reference.output))
-    }
-
-    #[test]
-    fn references_read() {
-        assert_eq!(parts("a.b"), Some(("a", None, "b")));
-        assert_eq!(parts("a[*].b"), Some(("a", Some("*"), "b")));
-        assert_eq!(parts("train[lr=0.1,s=x].model"), Some(("train", Some("lr=0.1,s=x"), "model")));
-        for wrong in ["", "a", "a.", ".b", "a.b.c", "a[", "a[*]", "a[*]b", "a b.c", "../x.y"] {
-            assert_eq!(parts(wrong), None, "{wrong}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn no_text_panics(text in "[a-z.=*,é\\[\\]]{0,20}") {
-            let _ = parts(&text);
         }
     }
 }
