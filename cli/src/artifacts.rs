@@ -233,9 +233,7 @@ async fn place(store: &Store, port: &str, artifact: Artifact, target: &Path) -> 
         && store.tree_entries(&artifact).await?.is_some_and(|entries| entries.iter().any(|e| e.path.is_empty()));
     // A single file cannot take the place of the folder.
     let target = if single && target.is_dir() { target.join(port) } else { target.to_owned() };
-    attempt::place(store, &Input::stored(artifact), &target)
-        .await
-        .map_err(|failure| CliError { hint: failure.hint.clone(), ..CliError::environment(failure.message) })?;
+    attempt::place(store, &Input::stored(artifact), &target).await?;
     Ok(target)
 }
 

@@ -17,6 +17,7 @@ use serde_json::Value;
 use crate::progress::because;
 use crate::project::Project;
 use crate::runs::{outcome, run_by_word};
+use crate::text::when;
 use crate::{CliError, Exit, print, print_json};
 
 /// Records and lists of files that are read at once.
@@ -386,12 +387,6 @@ impl Comparison {
         };
         format!("{}{}", line("a", &self.runs.a), line("b", &self.runs.b))
     }
-}
-
-/// `2026-01-31 23:59 UTC`.
-pub fn when(seconds: f64) -> String {
-    let text = cuda_agent_engine::timestamp(seconds.max(0.0) as u64);
-    format!("{}-{}-{} {}:{} UTC", &text[..4], &text[4..6], &text[6..8], &text[9..11], &text[11..13])
 }
 
 impl StageDifference {

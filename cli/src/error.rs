@@ -1,6 +1,7 @@
 //! What goes wrong, as people and programs are told it.
 
 use cuda_agent_engine::catalog::CatalogError;
+use cuda_agent_engine::execute::{Explanation, Failure};
 use cuda_agent_engine::plan::PlanError;
 use cuda_agent_engine::plan::graph::SelectError;
 use cuda_agent_engine::spec::SpecErrors;
@@ -111,6 +112,13 @@ impl CliError {
 impl From<StoreError> for CliError {
     fn from(error: StoreError) -> Self {
         Self { hint: error.hint.clone(), ..Self::environment(error.to_string()) }
+    }
+}
+
+impl From<Failure> for CliError {
+    fn from(failure: Failure) -> Self {
+        let Explanation { message, hint } = failure.explanation();
+        Self { hint, ..Self::environment(message) }
     }
 }
 

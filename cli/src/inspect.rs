@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::artifacts::find;
 use crate::project::Project;
+use crate::text::cell_text;
 use crate::{CliError, Exit, RowView, print, print_json};
 
 /// The file of a report that `show` prints, for a terminal. A larger one than a packed file is left to other programs.
@@ -132,17 +133,4 @@ fn in_words(port: &str, artifact: &Artifact, value: &Value, full: bool, view: Op
         }
     }
     text
-}
-
-/// A value in one line, unless it is wanted whole.
-pub fn cell_text(cell: &Value, full: bool) -> String {
-    let text = match cell {
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    };
-    if full {
-        return text.replace('\n', "\n                               ");
-    }
-    let line = text.replace('\n', "⏎");
-    if line.chars().count() <= 70 { line } else { line.chars().take(69).chain("…".chars()).collect() }
 }

@@ -18,6 +18,7 @@ mod run;
 mod runs;
 mod secrets;
 mod share;
+mod text;
 mod verify;
 mod waiting;
 

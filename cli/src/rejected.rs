@@ -15,9 +15,9 @@ use cuda_agent_engine::store::Store;
 use serde_json::{Map, Value, json};
 
 use crate::artifacts::not_made;
-use crate::inspect::cell_text;
 use crate::plan::plans;
 use crate::project::Project;
+use crate::text::cell_text;
 use crate::{CliError, Exit, print, print_json};
 
 /// A row that is left out.
@@ -73,9 +73,7 @@ async fn find(
     let base = resolved.base.expect("by-row stages have a base key");
     let input = &resolved.inputs[&by_row.port][0];
     let failed = |error: &dyn std::fmt::Display| CliError::environment(error.to_string());
-    attempt::place(store, input, copy)
-        .await
-        .map_err(|failure| CliError { hint: failure.hint.clone(), ..CliError::environment(failure.message) })?;
+    attempt::place(store, input, copy).await?;
     let names: Vec<String> = stage.kind.inputs[&by_row.port].columns.keys().cloned().collect();
     let rows = InputRows::read(copy, &names).map_err(|error| failed(&error))?;
     let cache = project.folders.cache.join("rows").join(base.to_string());

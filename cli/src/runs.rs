@@ -8,8 +8,8 @@ use cuda_agent_engine::store::{RowCounts, RunManifest, Store, gc};
 use futures::StreamExt;
 use serde_json::json;
 
-use crate::diff::when;
 use crate::project::Project;
+use crate::text::when;
 use crate::{CliError, Exit, print, print_json};
 
 /// Options of `status`.

@@ -15,8 +15,11 @@ use cuda_agent_protocol::{
     ByRowRequest, ColumnType, InputRequest, OutputRequest, PROTOCOL_VERSION, PortType, Request, ResourceGrant,
 };
 
+use super::failure::Failure;
+use super::files::set_mode;
+use super::job::Job;
 use super::launch::{Launch, Stop};
-use super::{Failure, Job, program};
+use super::program;
 use crate::artifact::tree::{Entry, Walk};
 use crate::artifact::{Artifact, ArtifactError, column, layout};
 use crate::digest::Digest;
@@ -69,13 +72,13 @@ pub async fn prepare(
     rows: Option<u64>,
     deadline_unix_s: Option<f64>,
 ) -> Result<Attempt, Failure> {
-    if let Some(error) = &job.missing_secret {
+    if let Some(error) = &job.secrets.missing {
         return Err(error.clone().into());
     }
     let mut stop = job.stop.clone();
     tokio::select! {
         biased;
-        _ = stop.wait_for(|stop| *stop != Stop::Go) => Err(Failure::cancelled()),
+        _ = stop.wait_for(|stop| *stop != Stop::Go) => Err(Failure::Cancelled),
         prepared = fill(job, folder, grant, rows, deadline_unix_s) => prepared,
     }
 }
@@ -207,7 +210,7 @@ async fn place_shown(job: &Job, input: &Input, target: &Path) -> Result<(), Fail
             _ = ticks.tick() => {
                 let (done, total) = (copied.bytes() >> 20, Some(total >> 20));
                 let (stage, unit) = (job.stage().name.clone(), "MiB of inputs copied".to_owned());
-                job.tell(RunEvent::StageProgress { stage, done, total, unit });
+                job.emit(RunEvent::StageProgress { stage, done, total, unit });
             }
         }
     }
@@ -263,7 +266,7 @@ async fn place_counted(store: &Store, input: &Input, target: &Path, copied: &Cop
         }?);
     }
     let artifact = &input.artifact;
-    let gone = |blob: Digest| Failure::lost(blob).with_hint("run again: what made it will be executed once more");
+    let gone = |blob: Digest| Failure::input_lost(blob).with_hint("run again: what made it will be executed once more");
     if artifact.rows.is_some() {
         let there = store.fetch_blob(&artifact.blob, target).await?;
         return if there { Ok(set_mode(target, false)?) } else { Err(gone(artifact.blob)) };
@@ -321,12 +324,6 @@ fn below(target: &Path, entry: &Entry) -> PathBuf {
 fn make_above(path: &Path) -> Result<(), ArtifactError> {
     let above = path.parent().expect("a target has a folder");
     fs::create_dir_all(above).map_err(ArtifactError::io(above))
-}
-
-/// Of a file's mode only whether its owner may execute it counts, so that is all that a program sees of it.
-pub(super) fn set_mode(path: &Path, executable: bool) -> Result<(), ArtifactError> {
-    let mode = fs::Permissions::from_mode(if executable { 0o755 } else { 0o644 });
-    fs::set_permissions(path, mode).map_err(ArtifactError::io(path))
 }
 
 /// Writes the files of a pack; `false` where it does not have what the tree's list says.
@@ -408,6 +405,6 @@ fn environment(job: &Job, folder: &Path, grant: &ResourceGrant, search: &[PathBu
         grant.gpus.iter().filter_map(|gpu| Some(job.context.gpus.get(*gpu as usize)?.as_str())).collect();
     set("CUDA_VISIBLE_DEVICES", gpus.join(","));
     environment.extend(job.stage().env.clone());
-    environment.extend(job.secrets.iter().cloned());
+    environment.extend(job.secrets.values.iter().cloned());
     environment
 }

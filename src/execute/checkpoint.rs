@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
 
-use super::Job;
+use super::checkpoint_state::Offer;
+use super::job::Job;
+use super::launch::Stop;
 use crate::artifact::tree::is_harmless;
 use crate::schedule;
 use crate::store::Checkpoint;
@@ -26,31 +28,6 @@ const NEWEST: &str = ".newest-checkpoint";
 /// In the state folder, how the names of folders start that hold a checkpoint while it is sent.
 const SENDING: &str = ".sending-";
 
-/// What an attempt has of its stage's state.
-#[derive(Default)]
-pub struct State {
-    /// The folder that values of the parameter share, while this attempt has it.
-    folder: Option<File>,
-    /// Told of and not sent yet.
-    offered: Option<Offer>,
-    sending: Option<JoinHandle<Result<Option<Checkpoint>, String>>>,
-    sent_at: Option<Instant>,
-}
-
-/// A checkpoint that a program told of.
-#[derive(Clone, Debug)]
-struct Offer {
-    path: String,
-    order: u64,
-}
-
-impl State {
-    /// Whether the attempt has the folder that values share.
-    pub fn is_shared(&self) -> bool {
-        self.folder.is_some()
-    }
-}
-
 /// Takes the shared state folder where nobody else has it, and fetches what the store has beyond it.
 pub async fn begin(job: &mut Job) {
     let (Some(base), Some(most)) = (job.resolved.base, most(job)) else { return };
@@ -58,7 +35,7 @@ pub async fn begin(job: &mut Job) {
     let opened = fs::create_dir_all(&folder).and_then(|()| File::open(&folder));
     match opened.ok().filter(|file| file.try_lock().is_ok()) {
         Some(locked) => {
-            job.state.folder = Some(locked);
+            job.checkpoints.folder = Some(locked);
             sweep(&folder);
         }
         // The same work is on its way in that folder, or folders can't be locked: nothing may be put into it.
@@ -66,7 +43,7 @@ pub async fn begin(job: &mut Job) {
         // One of its own is safe.
         None => {
             let message = "a stage that differs in how far it goes is at work here; this one does not go on from it";
-            job.say("info".into(), message.into());
+            job.message("info", message);
         }
     }
     if !shares(job) {
@@ -74,7 +51,7 @@ pub async fn begin(job: &mut Job) {
     }
     let state = job.state_folder();
     if let Err(error) = fs::create_dir_all(&state) {
-        return job.say("warning".into(), format!("{}: {error}", state.display()));
+        return job.message("warning", format!("{}: {error}", state.display()));
     }
     let here = newest(&state);
     // What is here goes further than wanted: an earlier one may be among what is here.
@@ -85,7 +62,7 @@ pub async fn begin(job: &mut Job) {
     let store = job.context.store.clone();
     let fetched = tokio::select! {
         biased;
-        _ = stop.wait_for(|stop| *stop != super::launch::Stop::Go) => return,
+        _ = stop.wait_for(|stop| *stop != Stop::Go) => return,
         fetched = store.fetch_checkpoint(&base, here, most, &state) => fetched,
     };
     match fetched {
@@ -94,30 +71,30 @@ pub async fn begin(job: &mut Job) {
             note(&state, checkpoint.order);
             let size = schedule::bytes(checkpoint.size());
             let (order, run) = (checkpoint.order, checkpoint.run);
-            job.say("info".into(), format!("goes on from the checkpoint {order} of run {run} ({size})"));
+            job.message("info", format!("goes on from the checkpoint {order} of run {run} ({size})"));
         }
-        Err(error) => job.say("warning".into(), format!("checkpoints of other machines can't be had: {error}")),
+        Err(error) => job.message("warning", format!("checkpoints of other machines can't be had: {error}")),
     }
 }
 
-/// Notes a checkpoint that the program told of, and sends it where it is time to.
-pub fn told(job: &mut Job, path: String, order: u64) {
+/// Notes a checkpoint that the program reported, and sends it where it is time to.
+pub fn offer(job: &mut Job, path: String, order: u64) {
     let wrong = |why: String| format!("a checkpoint that it told of is not shared: {why}");
     if most(job).is_none() {
         let kind = &job.stage().kind.name;
-        return job.say("warning".into(), wrong(format!("{kind} does not say `checkpoints: true`")));
+        return job.message("warning", wrong(format!("{kind} does not say `checkpoints: true`")));
     }
     if path.is_empty() || !is_harmless(&path) || !job.state_folder().join(&path).is_dir() {
-        return job.say("warning".into(), wrong(format!("{path:?} is no folder in the state folder")));
+        return job.message("warning", wrong(format!("{path:?} is no folder in the state folder")));
     }
     note(&job.state_folder(), order);
-    job.state.offered = Some(Offer { path, order });
-    if job.state.sending.as_ref().is_some_and(JoinHandle::is_finished) {
+    job.checkpoints.offered = Some(Offer { path, order });
+    if job.checkpoints.sending.as_ref().is_some_and(JoinHandle::is_finished) {
         // Its end is looked at with the last one.
-        job.state.sending = None;
+        job.checkpoints.sending = None;
     }
-    let due = job.state.sent_at.is_none_or(|at| at.elapsed() >= every());
-    if due && job.state.sending.is_none() {
+    let due = job.checkpoints.sent_at.is_none_or(|at| at.elapsed() >= every());
+    if due && job.checkpoints.sending.is_none() {
         send(job);
     }
 }
@@ -130,12 +107,12 @@ fn ends_with_the_result(job: &Job) -> bool {
 /// Sends what was told of last, once nothing writes to it any more, unless it `succeeded` and nobody needs it then. A
 /// failure is told, and nothing else: the result does not need it.
 pub async fn end(job: &mut Job, succeeded: bool) {
-    if let Some(sending) = job.state.sending.take() {
+    if let Some(sending) = job.checkpoints.sending.take() {
         report(job, sending.await);
     }
-    if job.state.offered.is_some() && !(succeeded && ends_with_the_result(job)) {
+    if job.checkpoints.offered.is_some() && !(succeeded && ends_with_the_result(job)) {
         send(job);
-        if let Some(sending) = job.state.sending.take() {
+        if let Some(sending) = job.checkpoints.sending.take() {
             report(job, sending.await);
         }
     }
@@ -147,7 +124,7 @@ pub async fn forget(job: &mut Job) {
         return;
     }
     if let Err(error) = job.context.store.forget_checkpoints(&job.resolved.key).await {
-        job.say("debug".into(), format!("its checkpoints stay in the store: {error}"));
+        job.message("debug", format!("its checkpoints stay in the store: {error}"));
     }
 }
 
@@ -166,23 +143,23 @@ fn report(job: &mut Job, ended: Result<Result<Option<Checkpoint>, String>, tokio
         Ok(Ok(None)) => {}
         Ok(Ok(Some(checkpoint))) => {
             let size = schedule::bytes(checkpoint.size());
-            job.say("debug".into(), format!("shared the checkpoint {} ({size})", checkpoint.order));
+            job.message("debug", format!("shared the checkpoint {} ({size})", checkpoint.order));
         }
-        Ok(Err(message)) => job.say("warning".into(), format!("a checkpoint stays on this machine: {message}")),
-        Err(error) => job.say("warning".into(), format!("a checkpoint stays on this machine: {error}")),
+        Ok(Err(message)) => job.message("warning", format!("a checkpoint stays on this machine: {message}")),
+        Err(error) => job.message("warning", format!("a checkpoint stays on this machine: {error}")),
     }
 }
 
 /// Starts to send what was offered.
 fn send(job: &mut Job) {
-    let Some(Offer { path, order }) = job.state.offered.take() else { return };
+    let Some(Offer { path, order }) = job.checkpoints.offered.take() else { return };
     let (Some(base), true) = (job.resolved.base, shares(job)) else { return };
     let state = job.state_folder();
     let (store, run) = (job.context.store.clone(), job.context.run.clone());
-    job.state.sent_at = Some(Instant::now());
+    job.checkpoints.sent_at = Some(Instant::now());
     // The program may remove it while it is sent.
     let held = state.join(format!("{SENDING}{}", crate::nonce()));
-    job.state.sending = Some(tokio::spawn(async move {
+    job.checkpoints.sending = Some(tokio::spawn(async move {
         let from = state.join(&path);
         let to = held.join(&path);
         let linked = crate::off_loop(move || link_all(&from, &to)).await;

@@ -12,8 +12,9 @@ use std::path::{Component, Path, PathBuf};
 use cuda_agent_protocol::PYTHON_TWIN;
 use nix::fcntl::{Flock, FlockArg};
 
-use super::attempt::set_mode;
-use super::{Failure, Job};
+use super::failure::Failure;
+use super::files::set_mode;
+use super::job::Job;
 use crate::artifact::ArtifactError;
 use crate::catalog::{Kind, ProgramFiles};
 use crate::digest::Digest;
@@ -50,7 +51,7 @@ pub fn check(job: &Job) -> Result<(), Failure> {
         None => Ok(()),
         // Where every row was there already no program was started here, and none may ever have been unpacked.
         Some(_) if !unpacked.root.exists() => Ok(()),
-        Some(file) => Err(Failure::new(format!(
+        Some(file) => Err(Failure::retryable(format!(
             "`{file}` in the folder of the program's own source was written while it ran, so nothing was published"
         ))
         .with_hint("programs write to outputs/, to TMPDIR, or to the request's state_dir, never beside their source")),
@@ -220,7 +221,7 @@ impl<'a> Unpacked<'a> {
         match (renamed, self.difference()) {
             (_, None) => Ok(()),
             (Err(error), _) => Err(ArtifactError::io(&self.root)(error).into()),
-            (Ok(()), Some(file)) => Err(Failure::new(format!("{}: another process writes it", file))),
+            (Ok(()), Some(file)) => Err(Failure::retryable(format!("{}: another process writes it", file))),
         }
     }
 
@@ -320,7 +321,7 @@ mod tests {
             let engine = || {
                 let unpacked = unpacked(&root, &files);
                 start.wait();
-                let installed = unpacked.install().map_err(|failure| failure.message);
+                let installed = unpacked.install().map_err(|failure| failure.explanation().message);
                 (0..20).fold(installed, |found, _| found.and(unpacked.difference().map_or(Ok(()), Err)))
             };
             let ended: Vec<_> = std::thread::scope(|scope| {

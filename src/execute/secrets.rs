@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Failure;
+use super::failure::Failure;
 use crate::spec::{Pipeline, SecretSource, Stage};
 
 /// Values shorter than this would be blanked out of ordinary text.
@@ -27,6 +27,15 @@ impl From<SecretError> for Failure {
     }
 }
 
+/// The secrets of one stage.
+#[derive(Clone, Debug, Default)]
+pub struct StageSecrets {
+    /// Name and value of those that could be read.
+    pub values: Vec<(String, String)>,
+    /// One that it names and that could not be read: no program of it can start.
+    pub missing: Option<SecretError>,
+}
+
 /// The secrets of a pipeline, by name: the value, or why there is none.
 #[derive(Clone, Debug, Default)]
 pub struct Secrets {
@@ -41,10 +50,11 @@ impl Secrets {
         Self { read: used.map(|(name, source)| (name.clone(), read(name, source))).collect() }
     }
 
-    /// Name and value of those that a stage names and that could be read.
-    pub fn of(&self, stage: &Stage) -> Vec<(String, String)> {
+    /// Those that a stage names.
+    pub fn of(&self, stage: &Stage) -> StageSecrets {
         let found = stage.secrets.iter().filter_map(|name| Some((name, self.read.get(name)?.as_ref().ok()?)));
-        found.map(|(name, value)| (name.clone(), value.clone())).collect()
+        let values = found.map(|(name, value)| (name.clone(), value.clone())).collect();
+        StageSecrets { values, missing: self.missing(stage).cloned() }
     }
 
     /// The first secret that a stage names and that could not be read.

@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 
 use crate::digest::Digest;
-use crate::execute::{Context, Sample};
+use crate::execute::job::Context;
+use crate::execute::sample::Sample;
 use crate::rows::{RowIndex, SegmentSchema};
 use crate::store::SegmentName;
 use crate::store::lease::{self, Asked, Lease};

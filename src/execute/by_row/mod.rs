@@ -6,8 +6,12 @@
 //! lost its GPU kills programs on every row, and must not fill the store with rejections. What the program itself
 //! reports as `failed` is never kept.
 
+mod answers;
 mod claims;
 mod driver;
+mod programs;
+mod suspects;
+mod todo;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -16,7 +20,9 @@ use std::time::Instant;
 
 use cuda_agent_protocol::{RowResult, RowStatus};
 
-use super::{Failure, Job, Pass, attempt, stage};
+use super::failure::{Explanation, Failure};
+use super::job::Job;
+use super::{attempt, commit};
 use crate::artifact::ArtifactError;
 use crate::digest::Digest;
 use crate::event::RunEvent;
@@ -48,7 +54,7 @@ pub async fn execute(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
     if lost > failed {
         // They are looked for again, and done once more.
         let message = format!("{} row results are gone from the store", lost - failed);
-        return Err(Failure { others: Some(Vec::new()), ..Failure::new(message) }
+        return Err(Failure::LookUpAgain(Vec::new(), Explanation::new(message))
             .with_hint("run again: those rows will be executed once more"));
     }
     // What this run did in earlier attempts, or before it had to wait for others, was done in this run, too.
@@ -67,11 +73,11 @@ pub async fn execute(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
     let made = folder.to_owned();
     let assembling = move || results.write(&rows.path, &rows.digests, &schema, &made);
     tokio::task::spawn_blocking(assembling).await.expect("assembling does not panic")?;
-    let outputs = stage::publish_outputs(job, folder, false).await?;
+    let outputs = commit::publish_outputs(job, folder, false).await?;
     if let Some(record) = same_as_before(job, &outputs, &counts).await {
         return Ok(record);
     }
-    stage::record(job, outputs, started.elapsed(), Some(counts), pass.metrics).await
+    commit::write_record(job, outputs, started.elapsed(), Some(counts), pass.metrics).await
 }
 
 /// Does the rows that have no result; how many of them failed from outside causes, and were allowed to.
@@ -96,7 +102,7 @@ async fn execute_missing(
     let todo: Vec<usize> = (0..rows.digests.len()).filter(|row| is_missing(&rows.digests[*row])).collect();
     let total = todo.len() as u64;
     let counts = RowCounts { total: rows.digests.len() as u64, executed: total, ..RowCounts::default() };
-    job.tell(RunEvent::StageStarted {
+    job.emit(RunEvent::StageStarted {
         stage: job.stage().name.clone(),
         attempt: job.attempt,
         reasons: job.reasons.clone(),
@@ -115,7 +121,7 @@ async fn execute_missing(
     outcome?;
     refuse_failed_rows(job, rows, &done.failed)?;
     if !done.foreign.is_empty() {
-        job.say("info".into(), "others are doing the remaining rows; waiting for them".into());
+        job.message("info", "others are doing the remaining rows; waiting for them");
         return Err(Failure::made_by_others(done.foreign));
     }
     Ok(done.failed.len() as u64)
@@ -130,18 +136,6 @@ fn wanted(job: &Job, base: &Digest, index: &RowIndex) -> Wanted {
         false => index.epoch(),
     };
     Wanted { epoch, refresh, sample: job.context.sample }
-}
-
-impl Job {
-    /// What earlier attempts in this run came to.
-    fn pass(&self) -> Pass {
-        self.update_pass(|pass| pass.clone())
-    }
-
-    fn update_pass<T>(&self, update: impl FnOnce(&mut Pass) -> T) -> T {
-        let mut passes = self.context.passes.lock().expect("no panic happens under this lock");
-        update(passes.entry(self.index).or_default())
-    }
 }
 
 /// The results of a stage's rows, and how many distinct rows have none.
@@ -228,13 +222,13 @@ fn report_rejections(job: &mut Job, rows: &InputRows, rejections: &[(Digest, Str
         let message = job.redact(&name_rejection(rows, rejection));
         job.log.lock().expect("no panic happens under this lock").note(&message);
         if number < SHOWN {
-            job.say("warning".into(), message);
+            job.message("warning", message);
         }
     }
     if rejections.len() > SHOWN {
         let stage = job.stage().name.clone();
         let more = rejections.len() - SHOWN;
-        job.say("warning".into(), format!("and {more} more: cuda-agent show '{stage}' --rejected"));
+        job.message("warning", format!("and {more} more: cuda-agent show '{stage}' --rejected"));
     }
 }
 
@@ -258,7 +252,7 @@ fn refuse_failed_rows(job: &Job, rows: &InputRows, failed: &[RowResult]) -> Resu
         format!("{}: {why}", rows.named_by(&result.row))
     });
     let message = format!("{} rows failed from outside causes ({})", failed.len(), first.unwrap_or_default());
-    Err(Failure::new(message).with_hint(
+    Err(Failure::retryable(message).with_hint(
         "run again to try just these rows; `allow_failed_rows:` lets the stage pass without some of its rows",
     ))
 }

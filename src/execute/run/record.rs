@@ -1,0 +1,136 @@
+//! What a run leaves behind: its manifest in the store, and its work folder on this machine.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use super::active::Keys;
+use super::job_end::Upload;
+use crate::execute::engine::Engine;
+use crate::execute::stage_id::StageId;
+use crate::execute::work;
+use crate::spec::Pipeline;
+use crate::store::{RowCounts, RunManifest, StageEntry, Store, StoreError};
+
+/// A run's manifest, as it grows, and its hold on its work folder.
+pub struct RunRecord {
+    pipeline: Arc<Pipeline>,
+    /// What the store gets.
+    pub manifest: RunManifest,
+    /// Where each stage comes in the order of the pipeline.
+    places: Vec<u32>,
+    is_recorded: bool,
+    alive: Option<work::Alive>,
+    /// Folders of failed attempts, which stay until the next run.
+    kept: BTreeSet<String>,
+    /// What was reported as not uploaded: once a run is enough.
+    pub reported: BTreeSet<Upload>,
+}
+
+impl RunRecord {
+    /// Of a run that begins now.
+    pub fn new(engine: &Engine, run: String) -> Self {
+        let now = crate::now();
+        let manifest = RunManifest {
+            schema: 1,
+            run,
+            pipeline: engine.pipeline.name.clone(),
+            started_at: now,
+            heartbeat_at: now,
+            ended_at: None,
+            outcome: "running".into(),
+            params: engine.pipeline.params.clone(),
+            stages: BTreeMap::new(),
+        };
+        Self {
+            pipeline: engine.pipeline.clone(),
+            manifest,
+            places: places(&engine.order),
+            is_recorded: false,
+            alive: None,
+            kept: BTreeSet::new(),
+            reported: BTreeSet::new(),
+        }
+    }
+
+    fn name(&self, id: StageId) -> &String {
+        &self.pipeline.stages[id.0].name
+    }
+
+    /// Notes how a stage stands, over what was noted of it.
+    pub fn set_outcome(&mut self, id: StageId, keys: Option<Keys>, outcome: &str, message: Option<String>) {
+        let (key, base) = (keys.map(|(key, _)| key), keys.and_then(|(_, base)| base));
+        let place = Some(self.places[id.0]);
+        let entry = StageEntry { key, base, outcome: outcome.into(), message, place, ..StageEntry::default() };
+        self.manifest.stages.insert(self.name(id).clone(), entry);
+    }
+
+    /// Notes how a stage whose outcome was just noted came by its rows.
+    pub fn set_rows(&mut self, id: StageId, rows: Option<RowCounts>) {
+        if let Some(entry) = self.manifest.stages.get_mut(&self.pipeline.stages[id.0].name) {
+            entry.rows = rows;
+        }
+    }
+
+    /// Notes how long a stage whose outcome was just noted took, and how it came by its rows.
+    pub fn set_work(&mut self, id: StageId, duration_s: f64, rows: Option<RowCounts>) {
+        if let Some(entry) = self.manifest.stages.get_mut(&self.pipeline.stages[id.0].name) {
+            (entry.duration_s, entry.rows) = (Some((duration_s * 1e3).round() / 1e3), rows);
+        }
+    }
+
+    /// Keeps the folder of a failed attempt when the run ends.
+    pub fn keep_folder(&mut self, folder: &Path) {
+        self.kept.extend(folder.file_name().map(|name| name.to_string_lossy().into_owned()));
+    }
+
+    /// Whether the store has the manifest.
+    pub fn is_recorded(&self) -> bool {
+        self.is_recorded
+    }
+
+    /// Marks the work folder as alive.
+    pub fn claim_folder(&mut self, work: &Path) {
+        self.alive = work::claim(work, &self.manifest.run);
+    }
+
+    /// The manifest as of now, of a run that goes on.
+    pub fn heartbeat(&mut self) -> &RunManifest {
+        self.manifest.heartbeat_at = crate::now();
+        self.is_recorded = true;
+        &self.manifest
+    }
+
+    /// Writes the manifest.
+    pub async fn write(&mut self, store: &Store, outcome: &str) -> Result<(), StoreError> {
+        self.manifest.outcome = outcome.into();
+        store.put_run(self.heartbeat()).await
+    }
+
+    /// Notes of each selected stage that was not over how it stands, and the time.
+    pub fn close(&mut self, selected: &[bool]) {
+        for id in (0..selected.len()).filter(|index| selected[*index]).map(StageId) {
+            match self.manifest.stages.get_mut(&self.pipeline.stages[id.0].name) {
+                None => self.set_outcome(id, None, "waiting", None),
+                // It was ended before it could report anything.
+                Some(entry) if entry.outcome == "running" => entry.outcome = "cancelled".into(),
+                Some(_) => {}
+            }
+        }
+        self.manifest.ended_at = Some(crate::now());
+    }
+
+    /// Removes the work folder, but for the folders of failed attempts.
+    pub fn release_folder(&mut self, work: &Path) {
+        if let Some(alive) = self.alive.take() {
+            work::release(alive, work, &self.manifest.run, &self.kept);
+        }
+    }
+}
+
+/// The place of each stage in an order.
+fn places(order: &[usize]) -> Vec<u32> {
+    let mut places = vec![0; order.len()];
+    (0u32..).zip(order).for_each(|(place, index)| places[*index] = place);
+    places
+}
