@@ -33,7 +33,7 @@ install = $(VENV_PYTHON) -m uv pip install --quiet --python $(VENV_PYTHON) --req
 # Stray bytecode beside the stages' sources would make cargo look at them again.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help quickstart test test-rust test-train test-python train-tools fuzz chaos rows mutants bench bench-store bench-evaluator bench-dataset bench-training bench-processes red-team test-gpu venv venv-dev azurite build tools python-tools relock relock-python
+.PHONY: help quickstart test test-rust test-train test-python train-tools fuzz chaos rows mutants bench bench-store bench-evaluator bench-dataset bench-training bench-processes red-team graph test-gpu venv venv-dev azurite build tools python-tools relock relock-python
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -71,6 +71,12 @@ chaos: venv-dev tools ## The chaos suite at length: kills, faults, damage (`CHAO
 	CUDA_AGENT_CHAOS=$(or $(CHAOS),10) CUDA_AGENT_CHAOS_SEED=$(or $(SEED),$(shell date +%s)) \
 		cargo test --package cuda-agent --test integration --locked --quiet -- --exact --nocapture \
 		chaos::nothing_is_lost_or_wrong_in_chaos
+
+# Of packages Cargo says which depend on which; of modules a test reads it, and fails where they do so in a circle.
+graph: tools ## Which package depends on which, and in each crate which module names which
+	@cargo tree --package cuda-agent --locked --edges normal --no-dedupe --format '{p}' | sed -n 's/\(cuda-agent[a-z-]*\) v.*/\1/p'
+	@cargo test --package cuda-agent --test integration --locked --quiet -- --exact --nocapture --test-threads=1 \
+		architecture::modules_have_no_circles
 
 # Random cases of the model, then 2,560 rows shared by 2, 4 and 12 engines over a folder and over S3, so many times each.
 rows: venv-dev tools ## By-row execution at length: is each row done once? (`MODEL=500` cases, `SEED=1`, `TIMES=20`)

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use crate::support::repository;
+use crate::support::{module_graph, repository};
 
 fn sources(folder: &Path) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
@@ -119,4 +119,49 @@ fn modules_look_one_way() {
     for word in ["tokio", "std::fs", "async ", "crate::"] {
         assert!(!schedule.contains(word), "the scheduler is pure, so it has no `{word}`");
     }
+}
+
+/// Where modules still name each other in a circle: the folder, and which of them. Only ever shorten this list.
+const CIRCLES: [(&str, &[&str]); 5] = [
+    ("stages/kernels/src", &["compile", "evaluator", "profile", "program", "reference", "reward", "runner", "verdict"]),
+    ("stages/kernels/src/child/walls", &["entry", "namespaces"]),
+    ("stages/kernels/src/compile", &["headers", "host", "host_messages", "toolkit"]),
+    ("stages/kernels/src/runner/gpu", &["poison", "replay", "server"]),
+    ("stages/ops/src/publish", &["card", "diversity", "funnel", "left_out"]),
+];
+
+/// In each folder of each crate, no file or folder names one that names it. `make graph` prints what this compares.
+#[test]
+fn modules_have_no_circles() {
+    let mut found = BTreeMap::new();
+    for sources in folders_of_sources() {
+        println!("\n{sources}");
+        for (folder, arrows) in module_graph::of(&repository().join(&sources)) {
+            let place = Path::new(&sources).join(folder).display().to_string();
+            let place = place.trim_end_matches('/').to_owned();
+            arrows.iter().for_each(|(module, others)| println!("{}", arrows_text(&sources, &place, module, others)));
+            found.extend(Some((place, module_graph::circles(&arrows))).filter(|(_, circle)| !circle.is_empty()));
+        }
+    }
+    let known = |modules: &[&str]| modules.iter().map(|module| (*module).to_owned()).collect::<BTreeSet<_>>();
+    let known = CIRCLES.map(|(place, modules)| (place.to_owned(), known(modules)));
+    assert_eq!(found, BTreeMap::from(known), "left the circles that there are, right those in tests/architecture.rs");
+}
+
+fn arrows_text(sources: &str, place: &str, module: &str, others: &BTreeSet<String>) -> String {
+    let folder = place.strip_prefix(sources).unwrap_or_default().trim_start_matches('/');
+    let name = Path::new(folder).join(module);
+    let others: Vec<&str> = others.iter().map(String::as_str).collect();
+    format!("  {:<28} → {}", name.display(), others.join(", "))
+}
+
+/// The `src` of every crate, below the repository.
+fn folders_of_sources() -> Vec<String> {
+    let stages = std::fs::read_dir(repository().join("stages")).unwrap().map(|item| item.unwrap().path());
+    let mut folders: Vec<String> = stages
+        .filter(|path| path.join("Cargo.toml").is_file())
+        .map(|path| format!("stages/{}/src", path.file_name().unwrap().to_string_lossy()))
+        .collect();
+    folders.sort();
+    ["src", "cli/src", "app/src"].map(str::to_owned).into_iter().chain(folders).collect()
 }

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::progress::because;
 use crate::project::Project;
-use crate::runs::{outcome, run_by_word};
+use crate::runs::{outcome, pipeline_name, run_by_word};
 use crate::text::when;
 use crate::{CliError, Exit, print, print_json};
 
@@ -58,14 +58,6 @@ pub async fn diff(project: &Project, options: Options) -> Result<Exit, CliError>
         false => print(&comparison.in_words()),
     }
     Ok(Exit::Done)
-}
-
-/// The pipeline whose runs `last` counts: all of them where none is named and none ran here.
-pub fn pipeline_name(project: &Project) -> Result<Option<String>, CliError> {
-    match project.default_pipeline() {
-        Ok(file) => Ok(Some(project.pipeline(&file)?.name)),
-        Err(_) => Ok(None),
-    }
 }
 
 /// Two things, the one of the first run and the one of the second.

@@ -105,6 +105,14 @@ pub async fn run_by_word(store: &Store, pipeline: Option<&str>, word: &str) -> R
         .with_hint("`cuda-agent runs` lists them"))
 }
 
+/// The pipeline whose runs `last` counts: all of them where none is named and none ran here.
+pub fn pipeline_name(project: &Project) -> Result<Option<String>, CliError> {
+    match project.default_pipeline() {
+        Ok(file) => Ok(Some(project.pipeline(&file)?.name)),
+        Err(_) => Ok(None),
+    }
+}
+
 /// `last` is 0, `last~2` is 2.
 fn steps_back(word: &str) -> Option<usize> {
     match word.strip_prefix("last")? {
@@ -171,7 +179,7 @@ fn counted(rows: &RowCounts, is_hit: bool) -> String {
 /// works on.
 async fn chosen(project: &Project, store: &Store, word: &str) -> Result<RunManifest, CliError> {
     let pipeline = match steps_back(word) {
-        Some(_) => super::diff::pipeline_name(project)?,
+        Some(_) => pipeline_name(project)?,
         None => None,
     };
     run_by_word(store, pipeline.as_deref(), word).await

@@ -2,6 +2,7 @@
 
 pub mod azure;
 pub mod kernels;
+pub mod module_graph;
 pub mod proxy;
 pub mod s3;
 pub mod service;
