@@ -57,9 +57,9 @@ const COPY_STEP: u64 = 16 << 20;
 
 /// A program's folder, ready to start it.
 pub struct Attempt {
-    /// The folder.
+    /// Where the program starts, with its inputs, its request and room for its outputs.
     pub folder: PathBuf,
-    /// What to start.
+    /// The program, its arguments and its environment.
     pub launch: Launch,
 }
 

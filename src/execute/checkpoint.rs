@@ -2,7 +2,7 @@
 //!
 //! Values of a parameter that continues share one state folder, by the base key. One attempt at a time has it; another one
 //! that runs beside it works in a folder of its own and starts from the store or from nothing. Where no parameter continues,
-//! the base key is the key: the same work alone has the folder, as with any stage. Checkpoints that a program tells of
+//! the base key is the key: the same work alone has the folder, as with any stage. Checkpoints that a program reports
 //! are sent while it goes on, at most one every few minutes and the last one at its end, so that a machine that is lost
 //! takes only those minutes with it.
 
@@ -23,12 +23,12 @@ use crate::store::checkpoint::PARTIAL;
 /// The least time from one checkpoint that is sent to the next, in seconds; the environment variable names another.
 const EVERY_S: u64 = 300;
 const EVERY: &str = "CUDA_AGENT_CHECKPOINT_EVERY_S";
-/// In the state folder, the order of the last checkpoint that was told of or fetched.
+/// In the state folder, the order of the last checkpoint that was reported or fetched.
 const NEWEST: &str = ".newest-checkpoint";
 /// In the state folder, how the names of folders start that hold a checkpoint while it is sent.
 const SENDING: &str = ".sending-";
 
-/// Takes the shared state folder where nobody else has it, and fetches what the store has beyond it.
+/// Locks the state folder that values share, unless another attempt has it, and fetches a later checkpoint of the store.
 pub async fn begin(job: &mut Job) {
     let (Some(base), Some(most)) = (job.resolved.base, most(job)) else { return };
     let folder = job.context.folders.state.join(base.to_string());
@@ -104,8 +104,8 @@ fn ends_with_the_result(job: &Job) -> bool {
     job.resolved.base == Some(job.resolved.key) && most(job).is_some()
 }
 
-/// Sends what was told of last, once nothing writes to it any more, unless it `succeeded` and nobody needs it then. A
-/// failure is told, and nothing else: the result does not need it.
+/// Sends the checkpoint that was reported last, once nothing writes to it any more, unless the stage `succeeded` and its
+/// result makes it useless. An error is a warning only: the result does not need it.
 pub async fn end(job: &mut Job, succeeded: bool) {
     if let Some(sending) = job.checkpoints.sending.take() {
         report(job, sending.await);
@@ -118,7 +118,7 @@ pub async fn end(job: &mut Job, succeeded: bool) {
     }
 }
 
-/// Takes checkpoints out of the store that nobody needs beside the result that is there now. A failure leaves them to gc.
+/// Deletes the checkpoints that the result has made useless. Where that fails, gc deletes them later.
 pub async fn forget(job: &mut Job) {
     if !ends_with_the_result(job) || !shares(job) {
         return;

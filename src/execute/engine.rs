@@ -21,25 +21,25 @@ use crate::store::{RunManifest, Store};
 
 /// What a run needs.
 pub struct Engine<'a> {
-    /// What to run.
+    /// The pipeline, resolved.
     pub pipeline: Arc<Pipeline>,
-    /// Stage kinds.
+    /// The stage kinds that the pipeline may use.
     pub catalog: &'a Catalog,
-    /// Where results go.
+    /// Where results are looked up, and where they are written.
     pub store: Store,
-    /// The machine.
+    /// The machine whose cores, memory and GPUs are granted.
     pub host: &'a Host,
-    /// Local folders.
+    /// Work, state and cache folders of this machine.
     pub folders: Folders,
-    /// Starts programs.
+    /// Starts programs; a fake in tests.
     pub launcher: Arc<dyn Launcher>,
     /// Which stages take part.
     pub selected: Vec<bool>,
-    /// Producers before consumers.
+    /// The stages, producers before consumers.
     pub order: Vec<usize>,
     /// Stages to run whatever the store has.
     pub refresh: BTreeSet<usize>,
-    /// What stages may see as environment variables and nobody else may see.
+    /// Values that stages get as environment variables, and that appear in no log, message or output.
     pub secrets: Secrets,
     /// The most CPU cores to use.
     pub jobs: Option<u32>,

@@ -30,17 +30,17 @@ use crate::store::lease::{Claimant, Lease};
 pub struct Context {
     /// The run's id.
     pub run: String,
-    /// What is run.
+    /// The pipeline, resolved.
     pub pipeline: Arc<Pipeline>,
-    /// Where results go.
+    /// Where results are looked up, and where they are written.
     pub store: Store,
-    /// Local folders.
+    /// Work, state and cache folders of this machine.
     pub folders: Folders,
     /// What `python` stands for.
     pub python: PathBuf,
     /// What CUDA calls each GPU of the pool.
     pub gpus: Vec<String>,
-    /// Starts programs.
+    /// Starts programs; a fake in tests.
     pub launcher: Arc<dyn Launcher>,
     /// This run, as it asks for leases.
     pub claimant: Claimant,
@@ -64,7 +64,7 @@ pub struct Pass {
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// What the scheduler has given to an attempt, and how it is told of more.
+/// What the scheduler has granted to an attempt, and the channel by which it grants more.
 pub struct Grants {
     /// What its first program may use; a by-row stage takes it and gives each program's back itself.
     pub first: Option<ResourceGrant>,
@@ -76,7 +76,7 @@ pub struct Grants {
 
 /// One attempt at one stage.
 pub struct Job {
-    /// Shared.
+    /// What it shares with the other jobs of the run.
     pub context: Arc<Context>,
     /// Which stage of the pipeline.
     pub id: StageId,
@@ -86,11 +86,11 @@ pub struct Job {
     pub command_files: Vec<(String, PathBuf)>,
     /// Its key and inputs.
     pub resolved: Resolved,
-    /// Why it runs.
+    /// Why the store has no result that can be used.
     pub reasons: Vec<MissReason>,
     /// The generation of an unusable record.
     pub generation: u32,
-    /// From 1.
+    /// Which attempt of this run it is, from 1.
     pub attempt: u32,
     /// What its programs may use.
     pub grants: Grants,

@@ -59,7 +59,7 @@ impl Log {
         self.keep(&rest);
     }
 
-    /// The last lines.
+    /// The last `count` lines, without secrets.
     pub fn last_lines(&mut self, count: usize) -> Vec<String> {
         self.flush();
         let text = String::from_utf8_lossy(&self.tail);
