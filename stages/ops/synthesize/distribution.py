@@ -23,7 +23,7 @@ from estimate import load  # noqa: E402
 from plan import FAMILY_WEIGHTS  # noqa: E402
 from schedule import PAPER_SHARES, usable_shares  # noqa: E402
 
-DEFAULTS = {"seed": 1, "max_ops": 5, "shares": PAPER_SHARES, "families": FAMILY_WEIGHTS, "device": "cuda",
+DEFAULTS = {"seed": 1, "max_ops": 5, "shares": PAPER_SHARES, "families": FAMILY_WEIGHTS, "operators": [], "device": "cuda",
             "target_ms_min": 1.0, "target_ms_max": 100.0, "gflops": 0, "gbytes_per_s": 0, "max_bytes": 0, "guards": False}
 
 

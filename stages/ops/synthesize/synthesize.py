@@ -50,7 +50,8 @@ class Synthesizer:
         self.most_bytes = params["max_bytes"] or self.rates.device.task_bytes
         rows = [{**row, "usages": json.loads(row["usages"])} for row in operators]
         self.rows = {row["operator"]: row for row in rows if row["library"] == "torch"}
-        members = {name: member_of(row) for name, row in self.rows.items()}
+        only = set(params["operators"])
+        members = {name: member_of(row) for name, row in self.rows.items() if not only or name in only}
         self.members = {name: member for name, member in members.items() if member.ranks}
         self.planner = Planner(self.members.values(), params["families"], params["seed"])
         self.classes = [row for row in rows if row["library"] == "transformers"]
@@ -263,9 +264,14 @@ def work(program):
                                                  "source", "path"])
     shares = check(params, {row["library"] for row in operators})
     rates = program.read_table("rates", ["kind", "name", "usage", "rank", "value"]) if program.inputs.get("rates") else None
+    missing = sorted(set(params["operators"]) - {row["operator"] for row in operators if row["library"] == "torch"})
+    if missing:
+        raise stage.StageError(f"operators: {', '.join(missing)} not among the crawled ones of torch", kind="params",
+                               hint="names are those of the column `operator`: `cuda-agent show seeds.operators`")
     SYNTHESIZER = Synthesizer(operators, params, rates)
     if shares.keys() - {"transformers"} and not SYNTHESIZER.planner.weights:
-        raise stage.StageError("no family with a weight has an operator", kind="params", hint="`families` has the weights")
+        raise stage.StageError("no family with a weight has an operator", kind="params",
+                               hint="`families` has the weights, and `operators` what may be taken of them")
     rows, left_out = Making(program, shares).run()
     for category in shares:
         program.metric(f"tasks/{category}", sum(row["data_source"] == category for row in rows))

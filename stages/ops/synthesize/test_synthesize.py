@@ -294,8 +294,8 @@ def test_a_faster_device_gets_larger_tasks(operators):
 
 # ---- the program
 
-def run(tmp_path, operators, **more):
-    entry = stage_driver.write_table(tmp_path / "operators.parquet", operators)
+def run(tmp_path, crawled, **more):
+    entry = stage_driver.write_table(tmp_path / "operators.parquet", crawled)
     request = stage_driver.request(tmp_path, "ops/synthesize", {**PARAMS, **more}, {"operators": entry}, ("tasks", "left_out"))
     done = stage_driver.run_program(HERE / "synthesize.py", request)
     return done, (lambda port: stage_driver.read_rows(tmp_path, port))
@@ -314,6 +314,16 @@ def test_the_program_writes_its_tables_and_says_what_is_wrong(operators, tmp_pat
     assert found["operators"] and found["bilinear"] <= 0.2
     done, rows_of = run(tmp_path, operators, count=7)
     assert done.returncode == 0 and rows_of("tasks") == rows[:7]
+
+
+def test_only_the_operators_of_the_list_are_taken(operators, tmp_path):
+    only = ["torch.exp", "torch.sum", "nn.ReLU"]
+    done, rows_of = run(tmp_path, operators, operators=only, shares={"torch#1": 1, "torch#2": 1}, count=6)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of("tasks")
+    assert rows and {name for row in rows for name in json.loads(row["ops"])} <= set(only)
+    done, _ = run(tmp_path, operators, operators=["torch.exp", "torch.expp"])
+    assert done.returncode != 0 and "torch.expp not among" in done.stderr
 
 
 @pytest.mark.parametrize("wrong", [{"shares": {}}, {"families": {"nonsense": 1}}, {"families": {"linear": -1}},

@@ -1,8 +1,10 @@
 //! Low-rank adapters (LoRA, arXiv 2106.09685), in a form whose forward pass is that of the merged weight, bit by bit.
 //!
 //! The usual form adds s·B(A·x) to W·x, and in bf16 that is not what the merged weight W' = W + s·BA gives: sampler and
-//! trainer would differ. Here both multiply by the rounded W', and in the trainer y = W'·x + (z − detach(z)) with
-//! z = s·B(A·detach(x)): the second term is zero and has the gradients of A and B, the first has that of x.
+//! trainer would differ. Here both multiply by the rounded W', and the trainer adds a product that is zero and has the
+//! gradients of A and B; W'·x has that of x. With u = A·detach(x) it is s·[u − detach(u), detach(u)] times
+//! [detach(B), B − detach(B)]: one product of twice the rank that is added in place, so that no further tensor of the
+//! output's size is made.
 
 use std::cell::RefCell;
 
@@ -92,14 +94,14 @@ impl Linear {
         }
     }
 
-    /// `[…, in]` to `[…, out]`.
+    /// `[n, in]` to `[n, out]`.
     pub fn forward(&self, input: &Tensor) -> Tensor {
         let Some(adapter) = &self.adapter else {
             return input.linear(&self.weight, self.bias.as_ref());
         };
-        let output = input.linear(&adapter.merged(&self.weight), self.bias.as_ref());
+        let mut output = input.linear(&adapter.merged(&self.weight), self.bias.as_ref());
         match adapter.gradient_path(input) {
-            Some(product) => output + (&product - product.detach()),
+            Some((rows, columns)) => output.addmm_(&rows, &columns),
             None => output,
         }
     }
@@ -120,13 +122,18 @@ impl Adapter {
         cached.as_ref().expect("it was just made").weight.shallow_clone()
     }
 
-    /// z = s·B(A·detach(x)) in the input's type, or nothing where no gradient is wanted.
-    fn gradient_path(&self, input: &Tensor) -> Option<Tensor> {
+    /// The factors `[n, 2 · rank]` and `[2 · rank, out]` of the product that is zero, in the input's type; or nothing where no
+    /// gradient is wanted.
+    fn gradient_path(&self, input: &Tensor) -> Option<(Tensor, Tensor)> {
         // A view of a leaf needs a gradient unless gradients are off: tch has no other way to ask.
         if !self.a.narrow(0, 0, 1).requires_grad() {
             return None;
         }
-        let (a, b) = (self.a.to_kind(input.kind()), self.b.to_kind(input.kind()));
-        Some(input.detach().linear::<Tensor>(&a, None).linear::<Tensor>(&b, None) * self.scale)
+        let (a, b) = (self.a.to_kind(input.kind()), self.b.to_kind(input.kind()) * self.scale);
+        let rows = input.detach().linear::<Tensor>(&a, None);
+        let (known, fixed) = (rows.detach(), b.detach());
+        let rows = Tensor::cat(&[rows - &known, known], -1);
+        let columns = Tensor::cat(&[&fixed, &(&b - &fixed)], 1);
+        Some((rows, columns.transpose(0, 1)))
     }
 }
