@@ -1,6 +1,6 @@
 //! A stage kind's manifest: the contract of its program, written in `stage.yaml`.
 //!
-//! These are plain types; `cuda_agent::spec` reads them from YAML with positions for its errors.
+//! These are plain types; `cuda_agent_engine::spec` reads them from YAML with positions for its errors.
 
 use std::collections::BTreeMap;
 
