@@ -33,7 +33,7 @@ install = $(VENV_PYTHON) -m uv pip install --quiet --python $(VENV_PYTHON) --req
 # Stray bytecode beside the stages' sources would make cargo look at them again.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help quickstart test test-rust test-train test-python train-tools fuzz chaos rows mutants bench bench-store bench-evaluator bench-dataset bench-training bench-processes red-team graph test-gpu venv venv-dev azurite build tools python-tools relock relock-python
+.PHONY: help quickstart test lint-python test-rust test-train test-python train-tools fuzz chaos rows mutants bench bench-store bench-evaluator bench-dataset bench-training bench-processes red-team graph test-gpu venv venv-dev azurite build tools python-tools relock relock-python
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -42,8 +42,13 @@ help: ## List the commands
 quickstart: venv build ## Make a small dataset on the CPU: set up, build, run pipelines/quickstart.yaml
 	@$(RELEASE) run pipelines/quickstart.yaml
 
-test: test-rust test-train test-python ## Everything that is checked before a change lands
+test: lint-python test-rust test-train test-python ## Everything that is checked before a change lands
 	@echo "All checks passed."
+
+# What they check and how is in pyproject.toml.
+lint-python: venv-dev ## Format and lint of the Python; `.venv/bin/ruff format` and `ruff check --fix` mend most of it
+	$(VENV)/bin/ruff format --check --quiet .
+	$(VENV)/bin/ruff check --quiet .
 
 test-rust: venv-dev azurite tools
 	cargo fmt --all --check

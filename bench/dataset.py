@@ -70,8 +70,9 @@ def table_of(arguments, options, what, folder):
     import pyarrow.parquet
 
     target = folder / what
-    subprocess.run([arguments.binary, "export", what, str(target), *options], cwd=ROOT, check=True,
-                   stdout=subprocess.DEVNULL)  # fmt: skip
+    subprocess.run(
+        [arguments.binary, "export", what, str(target), *options], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+    )
     (path,) = [target] if target.is_file() else sorted(target.rglob("*.parquet"))
     return path, pyarrow.parquet.read_table(path).to_pylist()
 
@@ -97,7 +98,9 @@ def main():
     parser.add_argument("--binary", required=True)
     parser.add_argument("--pipeline", default="pipelines/ops.yaml")
     parser.add_argument("--tasks", type=int, default=600)
-    parser.add_argument("--alone", type=int, default=30, help="tasks that are measured once more, one at a time; 0: none")
+    parser.add_argument(
+        "--alone", type=int, default=30, help="tasks that are measured once more, one at a time; 0: none"
+    )
     parser.add_argument("--store", help="a store to go on with; a fresh one where there is none")
     arguments = parser.parse_args()
     arguments.binary = str(pathlib.Path(arguments.binary).resolve())
@@ -112,19 +115,24 @@ def main():
         seconds, stages = run(arguments, ["run", arguments.pipeline, last, *chosen, *store], log)
         rows.append((f"up to {last}", f"{seconds:.0f} s"))
         rows += [(stage, f"{took:.0f} s") for stage, (took, _) in stages.items() if took >= 1]
-        both = [rate(stages, stage) for stage in ("measured", "profiled") if stage in stages]
-        rows += [(f"{name} an hour", f"{value:.0f}") for name, value in zip(("measured", "profiled"), both) if value]
-        if len(both) == 2 and all(both):
-            rows.append(("through both an hour", f"{1 / sum(1 / value for value in both):.0f}"))
+        both = {stage: rate(stages, stage) for stage in ("measured", "profiled") if stage in stages}
+        rows += [(f"{stage} an hour", f"{value:.0f}") for stage, value in both.items() if value]
+        if len(both) == 2 and all(both.values()):
+            rows.append(("through both an hour", f"{1 / sum(1 / value for value in both.values()):.0f}"))
         if arguments.alone:
             options = ["--pipeline", arguments.pipeline, *chosen, *store]
             tasks, _ = table_of(arguments, options, "kept.tasks", folder)
             _, beside = table_of(arguments, options, "measured.rows", folder)
             second = folder / "alone.yaml"
-            second.write_text(ALONE.format(
-                rows=arguments.alone, tasks=tasks, python=os.environ["CUDA_AGENT_PYTHON"], gpu=int(is_gpu),
-                cpu="all" if is_gpu else 1,
-            ))  # fmt: skip
+            second.write_text(
+                ALONE.format(
+                    rows=arguments.alone,
+                    tasks=tasks,
+                    python=os.environ["CUDA_AGENT_PYTHON"],
+                    gpu=int(is_gpu),
+                    cpu="all" if is_gpu else 1,
+                )
+            )
             # A store of its own: where the tasks were measured, they would be found.
             apart = ["--store", (folder / "apart").as_uri()]
             _, once_more = run(arguments, ["run", str(second), *apart], log)

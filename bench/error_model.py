@@ -2,10 +2,10 @@
 
     python3 bench/error_model.py [--device cuda] [--verdicts 52.8]
 
-For each task of the corpus in format `kernel`: five draws of inputs, each judged with both patterns of poison, on answers
-that are eager's own. Without the model (`error_model.py`) an output is judged by multiples of eager's error, which needs the
-same float64 forward. `--verdicts` is how many correct verdicts a second `bench/evaluator.py correct` gave on that machine:
-then the last line is the model's share of one. Needs torch.
+For each task of the corpus in format `kernel`: five draws of inputs, each judged with both patterns of poison, on
+answers that are eager's own. Without the model (`error_model.py`) an output is judged by multiples of eager's error,
+which needs the same float64 forward. `--verdicts` is how many correct verdicts a second `bench/evaluator.py correct`
+gave on that machine: then the last line is the model's share of one. Needs torch.
 """
 
 import argparse
@@ -63,6 +63,7 @@ def main():
     parser.add_argument("--verdicts", type=float, help="correct verdicts a second on this machine")
     options = parser.parse_args()
     import torch
+
     from reference import Worker
 
     worker = Worker(torch.device("cuda:0" if options.device == "cuda" else "cpu"), 0)

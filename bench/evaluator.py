@@ -3,13 +3,13 @@
     python3 bench/evaluator.py --binary target/release/cuda-agent [--out FOLDER] [--kernelbench CHECKOUT] SECTION…
     python3 bench/evaluator.py --device cpu --only parts --only reuse agreement
 
-Sections: agreement, compile, correct, timed, spread, nasty, peer. Candidates are the corpus's, each with a comment of its
-own so that no cache has seen it. They go through the by-row stage `kernels/evaluate`, as a pipeline would send them.
-The table comes last; every verdict is written to FOLDER.
+Sections: agreement, compile, correct, timed, spread, nasty, peer. Candidates are the corpus's, each with a comment of
+its own so that no cache has seen it. They go through the by-row stage `kernels/evaluate`, as a pipeline would send
+them. The table comes last; every verdict is written to FOLDER.
 
 `agreement` judges the corpus and its suite of attacks and honest twins (`stages/kernels/corpus/suite`): a line for each
-verdict that is not as expected, and a table by class. It also runs on the CPU device, where it takes an hour on two cores;
-`--only` takes the name of a class, or a part of an entry's name.
+verdict that is not as expected, and a table by class. It also runs on the CPU device, where it takes an hour on two
+cores; `--only` takes the name of a class, or a part of an entry's name.
 """
 
 import argparse
@@ -158,7 +158,9 @@ class Corpus:
         """With the sizes that the CPU device bears."""
         row = self.row(kind, name, task, format)
         for constant, value in self.tasks[task or name]["small"].items():
-            row["code"], count = re.subn(rf"^{constant} = .*$", f"{constant} = {value}", row["code"], count=1, flags=re.M)
+            row["code"], count = re.subn(
+                rf"^{constant} = .*$", f"{constant} = {value}", row["code"], count=1, flags=re.MULTILINE
+            )
             assert count == 1, f"the task has no constant {constant}"
         return row
 
@@ -172,7 +174,8 @@ def save(options, name, verdicts):
 
 
 def corpus_cases(options, corpus):
-    """What is in the corpus's folders: class, name, row, policy, the outcomes that are right, and whether it attacks."""
+    """What is in the corpus's folders: class, name, row, policy, the outcomes that are right, and whether it
+    attacks."""
     policy = corpus.index["policy"]
     sized = corpus.small_row if options.device == "cpu" else corpus.row
     device = options.device
@@ -208,9 +211,13 @@ def agreement(options, corpus):
         stage = Stage(options.binary, window, options.device, timing=False, time_limit_s=limit, policy=policy)
         judged, _ = stage.judge([case[2] for case in chosen], patience=900)
         stage.close()
-        verdicts |= {case[1]: verdict for case, verdict in zip(chosen, judged)}
+        verdicts |= {case[1]: verdict for case, verdict in zip(chosen, judged, strict=True)}
         # What a later interruption leaves.
-        save(options, f"agreement-{policy}", [{"id": case[1]} | verdict for case, verdict in zip(chosen, judged)])
+        save(
+            options,
+            f"agreement-{policy}",
+            [{"id": case[1]} | verdict for case, verdict in zip(chosen, judged, strict=True)],
+        )
         print(f"{policy}: {len(chosen)} judged after {time.perf_counter() - started:.0f} s", flush=True)
     lines = [{"id": case[1], "expected": list(case[4])} | verdicts[case[1]] for case in cases]
     save(options, "agreement", lines)
@@ -222,7 +229,13 @@ def agreement(options, corpus):
         if outcome in expected:
             counts["as expected"] += 1
             continue
-        kind = "attack accepted" if is_attack and outcome == "correct" else "other outcome" if is_attack else "twin refused"
+        kind = (
+            "attack accepted"
+            if is_attack and outcome == "correct"
+            else "other outcome"
+            if is_attack
+            else "twin refused"
+        )
         counts[kind] += 1
         print(f"{kind}: {name}: {outcome} ({verdicts[name]['message']}), expected {' or '.join(expected)}")
     columns = ["attacks", "twins", "as expected", "attack accepted", "twin refused", "other outcome"]
@@ -238,7 +251,10 @@ def warm(stage, corpus, names):
     """Tasks are known and baselines compiled before anything is counted, as in a stage of thousands of candidates."""
     rows = [corpus.row("right", name) for name in names for _ in range(3)]
     verdicts, seconds = stage.judge(rows)
-    print(f"warm-up of {len(rows)} took {seconds:.1f} s: {collections.Counter(v['outcome'] for v in verdicts)}", flush=True)
+    print(
+        f"warm-up of {len(rows)} took {seconds:.1f} s: {collections.Counter(v['outcome'] for v in verdicts)}",
+        flush=True,
+    )
     return verdicts
 
 
@@ -294,7 +310,7 @@ def timed(options, corpus):
     stage = Stage(options.binary)
     names = [name for name in corpus.tasks if corpus.tasks[name]["format"] == "kernel"]
     seen = warm(stage, corpus, names)
-    short = [name for name, verdict in zip(names, seen[2::3]) if (verdict.get("eager_ms") or 1e9) <= 0.2]
+    short = [name for name, verdict in zip(names, seen[2::3], strict=True) if (verdict.get("eager_ms") or 1e9) <= 0.2]
     print(f"tasks of at most 200 us eager: {len(short)} of {len(names)}; the others: {sorted(set(names) - set(short))}")
     rows = [corpus.row("right", short[count % len(short)]) for count in range(options.count or 120)]
     verdicts, seconds = stage.judge(rows)
@@ -303,10 +319,15 @@ def timed(options, corpus):
     report("correct and timed a second", f"{len(right) / seconds:.1f} ({len(right)} of {len(rows)})", "bar 10")
     report("trials of each, median", statistics.median(verdict["trials"] for verdict in right))
     seconds = [json.loads(verdict["verdict"])["seconds"] for verdict in right]
-    parts = {part: round(statistics.median(each[part] for each in seconds), 3) for part in ("compile", "verify", "profile")}
+    parts = {
+        part: round(statistics.median(each[part] for each in seconds), 3) for part in ("compile", "verify", "profile")
+    }
     report("seconds of each, median, waiting included", parts)
     performances = [json.loads(verdict["verdict"])["performance"] for verdict in right]
-    report("milliseconds of each with the card to itself, mean", f"{1e3 * statistics.mean(each['alone_s'] for each in performances):.1f}")
+    report(
+        "milliseconds of each with the card to itself, mean",
+        f"{1e3 * statistics.mean(each['alone_s'] for each in performances):.1f}",
+    )
     clocks = [each["clock_s"] for each in performances]
     for title, parts in CLOCK_PARTS.items():
         report(title, {part: round(1e3 * statistics.mean(clock[part] for clock in clocks), 1) for part in parts})
@@ -340,11 +361,16 @@ def spread(options, corpus):
             f"{name:22} {figures[0] * 1e3:8.1f} us  eager {figures[1] * 1e3:8.1f}  compile {figures[2] * 1e3:8.1f}  "
             f"x {first['speedup_eager'] or math.nan:5.2f} / {first['speedup_compile'] or math.nan:5.2f}  "
             f"sd {shares['eager']:.2f} % / {shares['compile']:.2f} %  reward {first['reward']}  "
-            f"roofline {100 * (first['roofline_share'] or math.nan):.0f} %  trials {first['trials']}  {first['outcome']}"
+            f"roofline {100 * (first['roofline_share'] or math.nan):.0f} %  trials {first['trials']}  "
+            f"{first['outcome']}"
         )
     save(options, "spread", kept)
     print("\n".join(lines))
-    report("worst sd of a speed-up over 10 repeats, kernels above 20 us", f"{worst['eager']:.2f} % eager, {worst['compile']:.2f} % compile", "bar 2 %")
+    report(
+        "worst sd of a speed-up over 10 repeats, kernels above 20 us",
+        f"{worst['eager']:.2f} % eager, {worst['compile']:.2f} % compile",
+        "bar 2 %",
+    )
     stage.close()
 
 
@@ -373,15 +399,28 @@ def nasty(options, corpus):
     random.Random(options.seed).shuffle(cases)
     verdicts, seconds = stage.judge([row for row, _ in cases])
     save(options, "nasty", verdicts)
-    wrong = [(expected, verdict["outcome"], verdict["message"]) for (_, expected), verdict in zip(cases, verdicts) if verdict["outcome"] not in expected]
+    wrong = [
+        (expected, verdict["outcome"], verdict["message"])
+        for (_, expected), verdict in zip(cases, verdicts, strict=True)
+        if verdict["outcome"] not in expected
+    ]
     for line in collections.Counter(map(str, wrong)).most_common(10):
         print(line)
     counts = collections.Counter(verdict["outcome"] for verdict in verdicts)
-    report("verdicts in a row with 15 % hangs, crashes and faults", f"{len(verdicts)} in {seconds:.0f} s, {len(wrong)} unexpected; {dict(counts)}")
+    report(
+        "verdicts in a row with 15 % hangs, crashes and faults",
+        f"{len(verdicts)} in {seconds:.0f} s, {len(wrong)} unexpected; {dict(counts)}",
+    )
     status = stage.close()
     time.sleep(3)
-    left = subprocess.run(["pgrep", "-fc", "kernels runner|reference.py|compile-worker"], capture_output=True, text=True).stdout.strip()
-    report("after it", f"exit status {status}, {left} processes left, GPU memory {memory_used() - before:+d} MiB", "bar 0, 0")
+    left = subprocess.run(
+        ["pgrep", "-fc", "kernels runner|reference.py|compile-worker"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    report(
+        "after it",
+        f"exit status {status}, {left} processes left, GPU memory {memory_used() - before:+d} MiB",
+        "bar 0, 0",
+    )
 
 
 def large(options, corpus):
@@ -430,7 +469,7 @@ torch::Tensor run(torch::Tensor x) {{
     return out;
 }}
 """
-    return f'''import torch
+    return f"""import torch
 from torch.utils.cpp_extension import load_inline
 built = load_inline(name="peer_{name}_{random.getrandbits(40):x}", cpp_sources="torch::Tensor run(torch::Tensor x);",
     cuda_sources={cuda!r}, functions=["run"], verbose=False)
@@ -439,7 +478,7 @@ class ModelNew(torch.nn.Module):
         super().__init__()
     def forward(self, *arguments):
         return built.run(arguments[0])
-'''
+"""
 
 
 def peer(options, corpus):
@@ -454,25 +493,45 @@ def peer(options, corpus):
         custom = extension(corpus, options.binary, name)
         started = time.perf_counter()
         result = kernelbench_eval.eval_kernel_against_ref(
-            corpus.code(name), custom, num_correct_trials=5, num_perf_trials=100, measure_performance=True,
-            build_dir=tempfile.mkdtemp(), device=torch.device("cuda:0"),
+            corpus.code(name),
+            custom,
+            num_correct_trials=5,
+            num_perf_trials=100,
+            measure_performance=True,
+            build_dir=tempfile.mkdtemp(),
+            device=torch.device("cuda:0"),
         )
         seconds[name] = time.perf_counter() - started
-        print(f"KernelBench on {name}: {seconds[name]:.1f} s, compiled {result.compiled}, correct {result.correctness}, "
-              f"runtime {result.runtime}, reference {getattr(result, 'ref_runtime', None)}", flush=True)
+        print(
+            f"KernelBench on {name}: {seconds[name]:.1f} s, compiled {result.compiled}, correct {result.correctness}, "
+            f"runtime {result.runtime}, reference {getattr(result, 'ref_runtime', None)}",
+            flush=True,
+        )
     theirs = statistics.mean(seconds.values())
-    report("KernelBench's way, seconds a verdict", f"{theirs:.1f}", f"{dict((k, round(v, 1)) for k, v in seconds.items())}")
+    report(
+        "KernelBench's way, seconds a verdict",
+        f"{theirs:.1f}",
+        str({name: round(taken, 1) for name, taken in seconds.items()}),
+    )
     stage = Stage(options.binary)
     warm(stage, corpus, list(seconds))
     rows = [corpus.row("right", name) for name in seconds for _ in range(10)]
-    verdicts, ours = stage.judge(rows)
+    _, ours = stage.judge(rows)
     stage.close()
-    report("this evaluator on the same, seconds a verdict", f"{ours / len(rows):.3f}", f"{theirs / (ours / len(rows)):.0f} times as many verdicts")
+    report(
+        "this evaluator on the same, seconds a verdict",
+        f"{ours / len(rows):.3f}",
+        f"{theirs / (ours / len(rows)):.0f} times as many verdicts",
+    )
     stage = Stage(options.binary, window=1)
     rows = [corpus.row("right", name) for name in seconds]
     _, ours = stage.judge(rows)
     stage.close()
-    report("the same one at a time, from a cold start", f"{ours / len(rows):.1f}", f"{theirs / (ours / len(rows)):.1f} times as fast")
+    report(
+        "the same one at a time, from a cold start",
+        f"{ours / len(rows):.1f}",
+        f"{theirs / (ours / len(rows)):.1f} times as fast",
+    )
 
 
 SECTIONS = {

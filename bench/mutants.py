@@ -20,9 +20,9 @@ Then each mutant is tried in rounds, on the tests that are quickest first; the f
 3. those of engines, stores and keys, and the model of by-row execution;
 4. those that kill engines, share stores and call the program.
 
-The sample of a place follows from `--seed` and the list of its mutants. Results are in `build/mutants/results.json`, with
-the test that noticed each one. `--missed` tries again what was missed, after a test was written: `--sample` must be as it
-was, and mutants are known by their lines. Standard library only.
+The sample of a place follows from `--seed` and the list of its mutants. Results are in `build/mutants/results.json`,
+with the test that noticed each one. `--missed` tries again what was missed, after a test was written: `--sample` must
+be as it was, and mutants are known by their lines. Standard library only.
 """
 
 import argparse
@@ -175,7 +175,8 @@ class Build:
         self.unviable = set()
 
     def copy(self):
-        """Brings the copy up to date. What is as it should be is not touched, so that cargo builds only what changed."""
+        """Brings the copy up to date. What is as it should be is not touched, so that cargo builds only what
+        changed."""
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
         for name in filter(None, listed.decode().split("\0")):
@@ -208,7 +209,7 @@ class Build:
         package = f"--package={PACKAGES[target]}"
         command = ["cargo", "test", "--no-run", target, package, "--locked", "--message-format=json"]
         environment = {**os.environ, **self.environment}
-        done = subprocess.run(command, cwd=self.tree, env=environment, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=self.tree, env=environment, capture_output=True, text=True, check=False)
         return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")], done
 
     def program_of_all(self, target):
@@ -247,7 +248,8 @@ def mutants_of(error, lines):
     for child in error["children"]:
         spans += child["spans"]
     spans.sort(key=lambda span: not span["is_primary"])
-    for span in spans:
+    for primary in spans:
+        span = primary
         while span:
             if number := lines.get(span["file_name"], {}).get(span["line_start"]):
                 return [number]
@@ -263,9 +265,14 @@ def try_one(program, tree, environment, filters, number, limit_s):
     deadline = time.monotonic() + limit_s
     with open(log, "w") as output:
         process = subprocess.Popen(
-            [program, *filters], cwd=tree, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            [program, *filters],
+            cwd=tree,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
-        )  # fmt: skip
+        )
         outcome = None
         while outcome is None:
             failed = re.search(r"^test (\S+) \.\.\. FAILED", log.read_text(errors="replace"), re.MULTILINE)

@@ -1,10 +1,13 @@
-"""Training on several GPUs beside one: the same losses, and tokens a second. `make bench-processes` on a machine with two GPUs.
+"""Training on several GPUs beside one: the same losses, and tokens a second. `make bench-processes` on a machine with
+two GPUs.
 
-    python3 bench/processes.py --binary target/release/cuda-agent-train [--processes 2] [--size 0.5b] [--updates 12] [--cpu]
+    python3 bench/processes.py --binary target/release/cuda-agent-train [--processes 2] [--size 0.5b]
+        [--updates 12] [--cpu]
 
-Runs the stage train/rft on made-up episodes (prompts with four answers each), once by one process and once by several, in
-float32 and in bfloat16, and compares every update's loss. Weights are random: neither speed nor agreement depends on what they are. With
---cpu a tiny model shows that the script works. Exit status 1 where losses are further apart than the bar.
+Runs the stage train/rft on made-up episodes (prompts with four answers each), once by one process and once by several,
+in float32 and in bfloat16, and compares every update's loss. Weights are random: neither speed nor agreement depends on
+what they are. With --cpu a tiny model shows that the script works. Exit status 1 where losses are further apart than
+the bar.
 
 Needs torch, transformers, pyarrow and the GPUs.
 """
@@ -24,11 +27,17 @@ import training
 from sections import report, run
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# The largest difference of an update's loss from that of one process, relative to it. float32 is a matter of the order of additions; in bfloat16
-# a row is rounded by what it shares a product with.
+# The largest difference of an update's loss from that of one process, relative to it. float32 is a matter of the order
+# of additions; in bfloat16 a row is rounded by what it shares a product with.
 BARS = {"fp32": 1e-4, "bf16": 2e-2}
 SPEED_UP = 1.7
-TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 def tiny_model(folder):
@@ -36,7 +45,9 @@ def tiny_model(folder):
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(1)
-    Qwen2ForCausalLM(Qwen2Config(vocab_size=1000, max_position_embeddings=2048, tie_word_embeddings=True, **TINY)).save_pretrained(folder)
+    Qwen2ForCausalLM(
+        Qwen2Config(vocab_size=1000, max_position_embeddings=2048, tie_word_embeddings=True, **TINY)
+    ).save_pretrained(folder)
     return folder
 
 
@@ -52,17 +63,49 @@ def episodes(path, tasks, prompt_tokens, answer_tokens, vocabulary):
         for sample in range(4):
             answer = [draw.randrange(vocabulary) for _ in range(draw.randint(answer_tokens // 2, answer_tokens))]
             ids, start = prompt + answer, len(prompt)
-            turn = {"source": None, "outcome": None, "message": None, "speedup_eager": None, "speedup_compile": None, "tool": None,
-                    "arguments": None}  # fmt: skip
-            rows.append({
-                "code": f"task {task}", "task_digest": f"{task:064x}", "sample": sample, "form": "single",
-                "messages": json.dumps([{"role": "user", "content": "?"}, {"role": "assistant", "content": f"{task} {sample}"}]),
-                "token_ids": ids, "mask": [False] * start + [True] * len(answer), "log_probs": [None] * start + [-1.0] * len(answer),
-                "turns": [{"role": "user", "start": 0, "end": start, "text": "?", "reward": None} | turn,
-                          {"role": "assistant", "start": start, "end": len(ids), "text": f"{task} {sample}", "reward": 1.0} | turn],
-                "reward": 1.0, "reward_at": len(ids) - 1, "finish_reason": "complete", "policy_digest": None, "policy_model": "none",
-                "prompt_digest": "none", "temperature": 1.0, "sampling_s": 0.0, "judging_s": 0.0,
-            })  # fmt: skip
+            turn = {
+                "source": None,
+                "outcome": None,
+                "message": None,
+                "speedup_eager": None,
+                "speedup_compile": None,
+                "tool": None,
+                "arguments": None,
+            }
+            rows.append(
+                {
+                    "code": f"task {task}",
+                    "task_digest": f"{task:064x}",
+                    "sample": sample,
+                    "form": "single",
+                    "messages": json.dumps(
+                        [{"role": "user", "content": "?"}, {"role": "assistant", "content": f"{task} {sample}"}]
+                    ),
+                    "token_ids": ids,
+                    "mask": [False] * start + [True] * len(answer),
+                    "log_probs": [None] * start + [-1.0] * len(answer),
+                    "turns": [
+                        {"role": "user", "start": 0, "end": start, "text": "?", "reward": None} | turn,
+                        {
+                            "role": "assistant",
+                            "start": start,
+                            "end": len(ids),
+                            "text": f"{task} {sample}",
+                            "reward": 1.0,
+                        }
+                        | turn,
+                    ],
+                    "reward": 1.0,
+                    "reward_at": len(ids) - 1,
+                    "finish_reason": "complete",
+                    "policy_digest": None,
+                    "policy_model": "none",
+                    "prompt_digest": "none",
+                    "temperature": 1.0,
+                    "sampling_s": 0.0,
+                    "judging_s": 0.0,
+                }
+            )
     turn_type = pyarrow.struct(
         [("role", pyarrow.string()), ("start", pyarrow.int64()), ("end", pyarrow.int64()), ("text", pyarrow.string())]
         + [(name, pyarrow.string()) for name in ("source", "outcome", "message")]
@@ -80,8 +123,11 @@ def parameters():
     import yaml
 
     manifest = yaml.safe_load((ROOT / "stages/train/rft/stage.yaml").read_text())
+
     # YAML 1.1 takes `3e-6` for a text, which the engine's reader doesn't.
-    number = lambda value, kind: float(value) if kind == "number" else value  # noqa: E731
+    def number(value, kind):
+        return float(value) if kind == "number" else value
+
     return {name: number(about["default"], about["type"]) for name, about in manifest["params"].items()}
 
 
@@ -92,26 +138,51 @@ def train(options, folder, model, table, processes, precision):
     (folder / "state").mkdir()
     cards = [] if options.cpu else options.gpus[:processes]
     params = parameters() | {
-        "processes": processes, "precision": precision, "learning_rate": 1e-5, "batch": options.batch,
+        "processes": processes,
+        "precision": precision,
+        "learning_rate": 1e-5,
+        "batch": options.batch,
         "epochs": max(1, options.updates * options.batch // (options.tasks * 4)),
-        "micro_batch_tokens": options.micro_batch_tokens, "checkpointing": False, "drop_truncated": False, "reward_above": 0.0,
-        "checkpoint_every": 1000000, "per_task": 0, "final_learning_rate": 1.0,
-    }  # fmt: skip
+        "micro_batch_tokens": options.micro_batch_tokens,
+        "checkpointing": False,
+        "drop_truncated": False,
+        "reward_above": 0.0,
+        "checkpoint_every": 1000000,
+        "per_task": 0,
+        "final_learning_rate": 1.0,
+    }
     tree = {"type": "tree"}
-    outputs = {"model": {"type": "model"}, "adapter": tree, "funnel": {"type": "table"}, "kept": {"type": "table"},
-               "metrics": {"type": "table"}, "report": {"type": "report"}}  # fmt: skip
+    outputs = {
+        "model": {"type": "model"},
+        "adapter": tree,
+        "funnel": {"type": "table"},
+        "kept": {"type": "table"},
+        "metrics": {"type": "table"},
+        "report": {"type": "report"},
+    }
     request = {
-        "protocol": 1, "stage": "tuned", "kind": "train/rft", "params": params, "seed": 7, "by_row": None, "device": None,
-        "inputs": {"model": {"type": "model", "path": str(model), "digest": "none"},
-                   "trajectories": {"type": "trajectories", "path": str(table), "digest": "none"}},
+        "protocol": 1,
+        "stage": "tuned",
+        "kind": "train/rft",
+        "params": params,
+        "seed": 7,
+        "by_row": None,
+        "device": None,
+        "inputs": {
+            "model": {"type": "model", "path": str(model), "digest": "none"},
+            "trajectories": {"type": "trajectories", "path": str(table), "digest": "none"},
+        },
         "outputs": {name: about | {"path": f"outputs/{name}"} for name, about in outputs.items()},
         "resources": {"cpu": os.cpu_count(), "memory_bytes": 0, "gpus": list(range(len(cards)))},
-        "deadline_unix_s": None, "state_dir": str(folder / "state"),
-    }  # fmt: skip
+        "deadline_unix_s": None,
+        "state_dir": str(folder / "state"),
+    }
     (folder / "request.json").write_text(json.dumps(request))
     environment = training.with_libtorch()
     environment |= {"CUDA_AGENT_REQUEST": "request.json", "CUDA_VISIBLE_DEVICES": ",".join(cards)}
-    done = subprocess.run([options.binary, "stage", "train/rft"], cwd=folder, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [options.binary, "stage", "train/rft"], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise SystemExit(f"{processes} processes: exit status {done.returncode}: {done.stderr[-2000:]}")
     found = {}
@@ -124,25 +195,34 @@ def train(options, folder, model, table, processes, precision):
 def compare(options):
     folder = pathlib.Path(tempfile.gettempdir()) / "bench-processes"
     folder.mkdir(exist_ok=True)
-    if options.cpu:
-        model = tiny_model(folder / "model")
-    else:
-        model = training.model(options, options.size)
+    model = tiny_model(folder / "model") if options.cpu else training.model(options, options.size)
     table = folder / "episodes.parquet"
-    tokens = episodes(table, options.tasks, options.prompt_tokens, options.answer_tokens, 1000 if options.cpu else 150000)
+    tokens = episodes(
+        table, options.tasks, options.prompt_tokens, options.answer_tokens, 1000 if options.cpu else 150000
+    )
     tokens_of_update = tokens * options.batch / (options.tasks * 4)
     failed = False
     for precision in options.precision:
-        ends = {count: train(options, folder / f"run-{count}", model, table, count, precision) for count in (1, options.processes)}
+        ends = {
+            count: train(options, folder / f"run-{count}", model, table, count, precision)
+            for count in (1, options.processes)
+        }
         (one, one_s), (several, several_s) = ends[1], ends[options.processes]
         apart = max(abs(a - b) / abs(a) for a, b in zip(one, several, strict=True))
         failed |= not apart <= BARS[precision]
-        report(f"{precision}: {len(one)} losses of {options.processes} processes beside one", f"{apart:.1e} apart",
-               f"bar {BARS[precision]:.0e}; first {one[0]:.6f} and {several[0]:.6f}, last {one[-1]:.6f} and {several[-1]:.6f}")
+        report(
+            f"{precision}: {len(one)} losses of {options.processes} processes beside one",
+            f"{apart:.1e} apart",
+            f"bar {BARS[precision]:.0e}; first {one[0]:.6f} and {several[0]:.6f}, "
+            f"last {one[-1]:.6f} and {several[-1]:.6f}",
+        )
         # The first updates allocate memory.
         speed = [tokens_of_update / statistics.median(seconds[2:]) for seconds in (one_s, several_s)]
-        report(f"{precision}: tokens/s by one process and by {options.processes}", f"{speed[0]:.0f}, {speed[1]:.0f}",
-               f"{speed[1] / speed[0]:.2f} times, bar {SPEED_UP}")
+        report(
+            f"{precision}: tokens/s by one process and by {options.processes}",
+            f"{speed[0]:.0f}, {speed[1]:.0f}",
+            f"{speed[1] / speed[0]:.2f} times, bar {SPEED_UP}",
+        )
     options.failed = failed
 
 

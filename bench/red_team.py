@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Does the judge let through what it should not? Mutations of right kernels, judged; what is accepted is looked at again.
+"""Does the judge let through what it should not? Mutations of right kernels, judged; what is accepted is looked at
+again.
 
     make red-team                                          on the CPU device, some minutes
     python bench/red_team.py --binary target/release/cuda-agent --device cuda --count 2000
 
-Each right kernel of the corpus, and each honest twin of its suite, is changed at one place by one rule: parts are left out
-(rows, blocks, tails, terms), digits are dropped (of operands, sums, results), a constant or an operator is another one, work
-is remembered or stale, host code chooses by what it must not. What the judge accepts runs again on `--inputs` fresh
-inputs from seeds that nobody knew, beside the kernel that it was made of, against the float64 forward:
+Each right kernel of the corpus, and each honest twin of its suite, is changed at one place by one rule: parts are left
+out (rows, blocks, tails, terms), digits are dropped (of operands, sums, results), a constant or an operator is another
+one, work is remembered or stale, host code chooses by what it must not. What the judge accepts runs again on `--inputs`
+fresh inputs from seeds that nobody knew, beside the kernel that it was made of, against the float64 forward:
 
 - refused then, or further from float64 than `--disproof` times that kernel and eager:
   **disproved**, a finding. The exit status is 1;
@@ -27,14 +28,15 @@ import re
 import sys
 import tempfile
 import time
+from typing import NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from evaluator import CORPUS, Corpus, Stage  # noqa: E402
+from evaluator import CORPUS, Corpus, Stage
 
 sys.path.insert(0, str(CORPUS))
 
-import suite  # noqa: E402
+import suite
 
 VALUE = r"((?:[^;()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))+)"
 """An expression, with brackets three deep."""
@@ -77,11 +79,15 @@ def stored(statement):
 
     def changed(match):
         place = match[1].strip()
-        text = statement.replace("PLACE", place).replace("VALUE", match[2]).replace("AT", f"((&{place} - out) & 0xfffff)")
+        text = (
+            statement.replace("PLACE", place).replace("VALUE", match[2]).replace("AT", f"((&{place} - out) & 0xfffff)")
+        )
         return f"{{ {text} }}"
 
     rule = replace_with(STORED, changed)
-    return lambda source: (source.replace('#include "task.h"\n', '#include "task.h"\n' + KEPT, 1) for source in rule(source))
+    return lambda source: (
+        source.replace('#include "task.h"\n', '#include "task.h"\n' + KEPT, 1) for source in rule(source)
+    )
 
 
 def before_launch(condition):
@@ -96,16 +102,23 @@ RULES = {
     "a hundredth less": replace_with(r"< task::(\w+)", r"< task::\1 - (task::\1 + 99) / 100"),
     "every second": replace_with(r"\+= (threads|32|blockDim\.x)\b", r"+= 2 * \1"),
     "one left out of the middle": replace_with(ADDED, r"if (threadIdx.x != 17) \1 += \2;"),
-    "small ones left out": replace_with(ADDED, r"{ const float red_term = \2; if (fabsf(red_term) > 1e-3f) \1 += red_term; }"),
+    "small ones left out": replace_with(
+        ADDED, r"{ const float red_term = \2; if (fabsf(red_term) > 1e-3f) \1 += red_term; }"
+    ),
     "blocks left out": in_kernel("if (blockIdx.x % 16 == 7) return;"),
     "the last block left out": in_kernel("if (blockIdx.x == gridDim.x - 1) return;"),
     "threads left out": in_kernel("if (threadIdx.x == 31) return;"),
     "a block less": replace_with(r"TASK_LAUNCH\((\w+), (\(task::[^,]+|task::\w+),", r"TASK_LAUNCH(\1, \2 - 1,"),
     "a kernel less": replace_with(r"^TASK_LAUNCH\(.*\);$", ""),
-    "a statement left out": replace_with(r"^([ \t]*+)(?!return|const|float|double|int|long|bool|auto|__shared__|#|template|using|TASK)([^\n{};]+;)$", r"\1;"),
+    "a statement left out": replace_with(
+        r"^([ \t]*+)(?!return|const|float|double|int|long|bool|auto|__shared__|#|template|using|TASK)([^\n{};]+;)$",
+        r"\1;",
+    ),
     "a factor left out": replace_with(r" \* (\w+\[[^\]]*\])", ""),
     "a summand left out": replace_with(r" \+ (\w+\[[^\]]*\])", ""),
-    "small results as zeros": stored("const float red_value = (float)(VALUE); PLACE = fabsf(red_value) < 1e-3f ? 0.0f : red_value;"),
+    "small results as zeros": stored(
+        "const float red_value = (float)(VALUE); PLACE = fabsf(red_value) < 1e-3f ? 0.0f : red_value;"
+    ),
     "24 - 4 bits": replace_with(STORED, kept_digits(0xFFFFFFF0)),
     "24 - 8 bits": replace_with(STORED, kept_digits(0xFFFFFF00)),
     "24 - 13 bits": replace_with(STORED, kept_digits(0xFFFFE000)),
@@ -115,7 +128,9 @@ RULES = {
     "operands in bytes": replace_with(READ, r"(rintf((float)(\1[\2]) * 32.0f) / 32.0f)"),
     "sums in bfloat16": replace_with(ADDED, lambda match: f"{match[1]} = {rounded(8, f'({match[1]} + {match[2]})')};"),
     "sums in TF32": replace_with(ADDED, lambda match: f"{match[1]} = {rounded(11, f'({match[1]} + {match[2]})')};"),
-    "sums with 18 bits": replace_with(ADDED, lambda match: f"{match[1]} = {rounded(18, f'({match[1]} + {match[2]})')};"),
+    "sums with 18 bits": replace_with(
+        ADDED, lambda match: f"{match[1]} = {rounded(18, f'({match[1]} + {match[2]})')};"
+    ),
     "another number": replace_with(r"\b(\d+\.\d+)f\b", lambda match: f"{float(match[1]) * 1.001 + 0.001:.6f}f"),
     "nearly the number": replace_with(r"\b(\d+\.\d*[1-9])f\b", lambda match: f"{float(match[1]) * (1 + 2e-5):.9f}f"),
     "plus for minus": replace_with(r" - ", " + "),
@@ -126,10 +141,20 @@ RULES = {
     "the one before": replace_with(READ, r"\1[(\2) / 2 * 2]"),
     "a constant": replace_with(STORED, r"\1 = 0.5f;"),
     "eager's mean": replace_with(STORED, r"\1 = (\2) * 0.0f + 0.4f;"),
-    "remembered": stored("float& red_old = red_kept[AT]; if (red_old == 0.0f) red_old = (float)(VALUE); PLACE = red_old;"),
-    "remembered in parts": stored("float& red_old = red_kept[AT]; if (red_old == 0.0f || AT % 64 != 5) red_old = (float)(VALUE); PLACE = red_old;"),
-    "stale": stored("const float red_value = (float)(VALUE); PLACE = red_next[AT] != 0.0f ? red_next[AT] : red_value; red_next[AT] = red_value;"),
-    "a weight remembered": replace_with(r"\b(\w+_weight|\w+_bias|table|gamma|weight|t)\[([^\]]+)\]", r"(red_kept[(\2) & 0xfffff] != 0.0f ? red_kept[(\2) & 0xfffff] : (red_kept[(\2) & 0xfffff] = \1[\2]))"),
+    "remembered": stored(
+        "float& red_old = red_kept[AT]; if (red_old == 0.0f) red_old = (float)(VALUE); PLACE = red_old;"
+    ),
+    "remembered in parts": stored(
+        "float& red_old = red_kept[AT]; if (red_old == 0.0f || AT % 64 != 5) red_old = (float)(VALUE); PLACE = red_old;"
+    ),
+    "stale": stored(
+        "const float red_value = (float)(VALUE); PLACE = red_next[AT] != 0.0f ? red_next[AT] : red_value; "
+        "red_next[AT] = red_value;"
+    ),
+    "a weight remembered": replace_with(
+        r"\b(\w+_weight|\w+_bias|table|gamma|weight|t)\[([^\]]+)\]",
+        r"(red_kept[(\2) & 0xfffff] != 0.0f ? red_kept[(\2) & 0xfffff] : (red_kept[(\2) & 0xfffff] = \1[\2]))",
+    ),
     "approximate functions": replace_with(r"\b(expf|logf|sinf|cosf)\(", r"__\1("),
     "no barrier": replace_with(r"__syncthreads\(\);", ";"),
     "no small weights": replace_with(r"\b(\w+_weight)\[([^\]]+)\]", r"(fabsf(\1[\2]) < 0.5f ? 0.0f : \1[\2])"),
@@ -139,7 +164,7 @@ RULES = {
     "host: a grid of one less": replace_with(r"<<<(\w[\w:]*|\([^,]*\)[^,]*), ", r"<<<\1 - 1, "),
     "host: other threads": replace_with(r"<<<([^,]+), (256|threads)\b", r"<<<\1, 128"),
     "host: another stream": replace_with(r", stream>>>", ", (cudaStream_t)2>>>"),
-}  # fmt: skip
+}
 NEEDS_KEPT = "red_kept["
 
 
@@ -148,7 +173,12 @@ def mutants(source):
     found = [(name, changed) for name, rule in RULES.items() for changed in rule(source) if changed != source]
     declared = '#include "task.h"\n' + KEPT
     return [
-        (name, changed if NEEDS_KEPT not in changed or KEPT in changed else changed.replace('#include "task.h"\n', declared, 1))
+        (
+            name,
+            changed
+            if NEEDS_KEPT not in changed or KEPT in changed
+            else changed.replace('#include "task.h"\n', declared, 1),
+        )
         for name, changed in found
     ]
 
@@ -172,10 +202,20 @@ def errors(verdict):
     ]
 
 
+class Finding(NamedTuple):
+    """A mutant that was accepted at first: what more inputs say of it, and what `times_as_far` does."""
+
+    name: str
+    rule: str
+    outcome: str
+    times: float
+    share: float
+
+
 def times_as_far(mutant, right):
-    """How many times as far from float64 as the right kernel, or eager, a mutant is in its worst output; and its error in
-    units of what is allowed. Both are 0 where nothing is compared by its distance: such outputs must be equal."""
-    pairs = list(zip(errors(mutant), errors(right)))
+    """How many times as far from float64 as the right kernel, or eager, a mutant is in its worst output; and its error
+    in units of what is allowed. Both are 0 where nothing is compared by its distance: such outputs must be equal."""
+    pairs = list(zip(errors(mutant), errors(right), strict=False))
     # An exact kernel of an exact task has no error; a thousandth of what is allowed is none either.
     times = [error / max(own, eager, allowed / 1000) for (error, eager, allowed), (own, _, _) in pairs]
     return max(times, default=0.0), max((error / allowed for (error, _, allowed), _ in pairs), default=0.0)
@@ -187,11 +227,13 @@ def judge(options, rows, inputs):
     for policy in sorted({row["policy"] for row in rows}):
         places = [place for place, row in enumerate(rows) if row["policy"] == policy]
         limit, window = (60, 6) if options.device == "cpu" else (20, 64)
-        stage = Stage(options.binary, window, options.device, timing=False, inputs=inputs, policy=policy, time_limit_s=limit)
+        stage = Stage(
+            options.binary, window, options.device, timing=False, inputs=inputs, policy=policy, time_limit_s=limit
+        )
         columns = [{key: rows[place][key] for key in ("code", "source", "format")} for place in places]
         found, _ = stage.judge(columns, patience=3600)
         stage.close()
-        for place, verdict in zip(places, found):
+        for place, verdict in zip(places, found, strict=True):
             verdicts[place] = verdict
     return verdicts, time.perf_counter() - started
 
@@ -202,7 +244,12 @@ def right_kernels(options, corpus):
     rows = {name: sized("right", name) | {"policy": options.policy} for name in corpus.tasks}
     for _, entry in suite.entries():
         if not entry.is_attack and entry.expected[options.device] == ("correct",):
-            rows[entry.id] = {"code": entry.code, "source": entry.source, "format": entry.format, "policy": entry.policy}
+            rows[entry.id] = {
+                "code": entry.code,
+                "source": entry.source,
+                "format": entry.format,
+                "policy": entry.policy,
+            }
     return rows
 
 
@@ -228,7 +275,9 @@ def main():
     parser.add_argument("--policy", choices=["strict", "tf32", "paper"], default="strict")
     parser.add_argument("--count", type=int, default=200, help="mutants to judge")
     parser.add_argument("--inputs", type=int, default=1000, help="fresh inputs for each mutant that was accepted")
-    parser.add_argument("--disproof", type=float, default=32.0, help="times the right kernel's error that disproves a mutant")
+    parser.add_argument(
+        "--disproof", type=float, default=32.0, help="times the right kernel's error that disproves a mutant"
+    )
     parser.add_argument("--factor", type=float, default=3.0, help="times the right kernel's error that is told")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=pathlib.Path, help="a folder for every verdict and source")
@@ -241,26 +290,30 @@ def main():
     kernels = right_kernels(options, Corpus())
     cases = chosen_mutants(options, kernels)
     verdicts, seconds = judge(options, [row for *_, row in cases], 5)
-    accepted = [case for case, verdict in zip(cases, verdicts) if verdict["outcome"] == "correct"]
+    accepted = [case for case, verdict in zip(cases, verdicts, strict=True) if verdict["outcome"] == "correct"]
     # Beside each the kernel that it was made of, on as many inputs.
     names = sorted({name for name, *_ in accepted})
-    print(f"{len(accepted)} of {len(cases)} accepted; they and their {len(names)} kernels run on {options.inputs} inputs", flush=True)
+    print(
+        f"{len(accepted)} of {len(cases)} accepted; they and their {len(names)} kernels run on {options.inputs} inputs",
+        flush=True,
+    )
+    # The kernels' own come last.
     again, more = judge(options, [row for *_, row in accepted] + [kernels[name] for name in names], options.inputs)
-    right = dict(zip(names, again[len(accepted) :]))
+    right = dict(zip(names, again[len(accepted) :], strict=True))
     refused = [name for name in names if right[name]["outcome"] != "correct"]
 
     findings = collections.defaultdict(list)
-    for (name, rule, row), second in zip(accepted, again):
+    for (name, rule, row), second in zip(accepted, again, strict=False):
         times, share = times_as_far(second, right[name])
         kind = "the same"
         if second["outcome"] != "correct" or times > options.disproof:
             kind = "disproved"
         elif times > options.factor:
             kind = "less exact"
-        findings[kind].append((name, rule, second["outcome"], times, share, row["source"]))
+        findings[kind].append(Finding(name, rule, second["outcome"], times, share))
     lines = [
         {"task": name, "rule": rule, "source": row["source"], "verdict": verdict}
-        for (name, rule, row), verdict in [*zip(cases, verdicts), *zip(accepted, again)]
+        for (name, rule, row), verdict in [*zip(cases, verdicts, strict=True), *zip(accepted, again, strict=False)]
     ]
     (options.out / "verdicts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     tell(options, verdicts, findings, refused, seconds + more)
@@ -270,9 +323,14 @@ def main():
 def tell(options, verdicts, findings, refused, seconds):
     outcomes = collections.Counter(verdict["outcome"] for verdict in verdicts)
     for kind in ("disproved", "less exact"):
-        for name, rule, outcome, times, share, _ in sorted(findings[kind], key=lambda each: -each[3]):
-            print(f"{kind}: {name}, {rule}: {outcome}, {times:.1f} times as far from float64, {share:.3f} of what is allowed")
-    print(f"\n| {sum(outcomes.values())} mutants under {options.policy}, {options.device}, {seconds:.0f} s | |\n|---|--:|")
+        for found in sorted(findings[kind], key=lambda finding: -finding.times):
+            print(
+                f"{kind}: {found.name}, {found.rule}: {found.outcome}, {found.times:.1f} times as far from float64, "
+                f"{found.share:.3f} of what is allowed"
+            )
+    print(
+        f"\n| {sum(outcomes.values())} mutants under {options.policy}, {options.device}, {seconds:.0f} s | |\n|---|--:|"
+    )
     for outcome, count in outcomes.most_common():
         print(f"| {outcome} | {count} |")
     for kind in ("the same", "less exact", "disproved"):

@@ -155,13 +155,14 @@ def no_op(folder, tool, count, repeats):
     # What was written goes to the disk now, in nobody's time.
     os.sync()
     runs = [run(tool.command(), path) for _ in range(repeats)]
-    # The project stays: ext4 places new files slowly for a while after thousands were deleted, which would be charged to
-    # whatever is timed next. The temporary folder goes at the end.
+    # The project stays: ext4 places new files slowly for a while after thousands were deleted, which would be charged
+    # to whatever is timed next. The temporary folder goes at the end.
     return statistics.median(seconds for seconds, _ in runs), max(memory for _, memory in runs)
 
 
 def executed(folder, tool, repeats):
     """Median seconds of a run that executes every one of `EXECUTED` stages."""
+
     def once():
         path = project(folder, tool, EXECUTED)
         seconds, _ = run(tool.command(), path)
@@ -172,6 +173,7 @@ def executed(folder, tool, repeats):
 
 def bare_processes(folder, repeats):
     """Median seconds of the same commands with nothing around them."""
+
     def once():
         start = time.perf_counter()
         for index in range(EXECUTED):
@@ -214,8 +216,10 @@ class Table:
 
     def add(self, label, goal, values, show=None):
         """A row; `values` by tool, the figure to be at most `goal`."""
-        print(f"  {label}: " + ", ".join(f"{name} {(show or seconds_text)(value)}" for name, value in values.items()),
-              file=sys.stderr)
+        print(
+            f"  {label}: " + ", ".join(f"{name} {(show or seconds_text)(value)}" for name, value in values.items()),
+            file=sys.stderr,
+        )
         self.rows.append((label, goal, values, show or seconds_text))
 
     def text(self):
@@ -225,8 +229,10 @@ class Table:
             lines.append([label, "≤ " + show(goal), *cells])
         widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
         return "\n".join(
-            "  ".join(text.ljust(width) if not column else text.rjust(width)
-                      for column, (text, width) in enumerate(zip(line, widths)))
+            "  ".join(
+                text.ljust(width) if not column else text.rjust(width)
+                for column, (text, width) in enumerate(zip(line, widths, strict=True))
+            )
             for line in lines
         )
 
@@ -257,8 +263,11 @@ def measure(table, tools, folder, repeats):
     bare = bare_processes(folder, repeats)
     costs = {tool.name: max(0.0, executed(folder, tool, repeats) - bare) / EXECUTED for tool in tools}
     table.add(f"cost of an executed stage (over {seconds_text(bare / EXECUTED)} of sh -c)", 0.005, costs)
+
     # ninja calls a request for help a failure.
-    start = lambda tool: run([tool.command()[0], "--help"], folder, may_fail=True)[0]
+    def start(tool):
+        return run([tool.command()[0], "--help"], folder, may_fail=True)[0]
+
     starts = {tool.name: statistics.median(start(tool) for _ in range(repeats)) for tool in tools}
     table.add("--help", 0.010, starts)
 

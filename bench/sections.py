@@ -1,5 +1,5 @@
-"""A benchmark in sections: each is announced and timed, one that breaks does not take the others along, and a table of what
-was reported comes last."""
+"""A benchmark in sections: each is announced and timed, one that breaks does not take the others along, and a table of
+what was reported comes last."""
 
 import time
 

@@ -1,14 +1,15 @@
 """Times a shared store beside rclone and DVC, against one S3 server that it starts itself: `make bench-store`.
 
 What is timed, each the median of several runs, the tools taking turns:
-- push and pull of 2,000 files of 4 KiB, and of one file of 256 MiB. The content is random, each push goes to a prefix of its
-  own, and each pull to an empty folder. A pull of cuda-agent is compared with its export: only then are there plain files, as
-  after rclone's and DVC's. What comes before the push of cuda-agent and DVC (a run, `dvc add`) is not counted.
-- a run of 1,000 stages, 10 wide and 100 deep, that finds everything done: with what is on this machine, and on a machine
-  with nothing, over a proxy that counts the requests and answers each 30 ms late.
+- push and pull of 2,000 files of 4 KiB, and of one file of 256 MiB. The content is random, each push goes to a prefix
+  of its own, and each pull to an empty folder. A pull of cuda-agent is compared with its export: only then are there
+  plain files, as after rclone's and DVC's. What comes before the push of cuda-agent and DVC (a run, `dvc add`) is not
+  counted.
+- a run of 1,000 stages, 10 wide and 100 deep, that finds everything done: with what is on this machine, and on a
+  machine with nothing, over a proxy that counts the requests and answers each 30 ms late.
 
-rclone runs with its default flags and with ones that suit the server better; the faster one counts. Nothing here passes or
-fails: a figure over its goal is marked, the exit status stays 0. Standard library only, but for the peers.
+rclone runs with its default flags and with ones that suit the server better; the faster one counts. Nothing here passes
+or fails: a figure over its goal is marked, the exit status stays 0. Standard library only, but for the peers.
 """
 
 import argparse
@@ -89,18 +90,34 @@ class Server:
     def __enter__(self):
         data = self.folder / "data"
         data.mkdir(parents=True)
-        identity = {"name": "bench", "actions": ["Admin"],
-                    "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]}
+        identity = {
+            "name": "bench",
+            "actions": ["Admin"],
+            "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
+        }
         (self.folder / "s3.json").write_text(json.dumps({"identities": [identity]}), encoding="utf-8")
         names = ["s3", "s3", "master", "master", "volume", "volume", "filer", "filer"]
-        ports = [f"-{name}.port{'.grpc' * (index % 2)}={port}"
-                 for index, (name, port) in enumerate(zip(names, self.ports))]
+        ports = [
+            f"-{name}.port{'.grpc' * (index % 2)}={port}"
+            for index, (name, port) in enumerate(zip(names, self.ports, strict=True))
+        ]
         command = [
-            program("weed"), "-logtostderr=true", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", *ports,
-            f"-dir={data}", f"-s3.config={self.folder / 's3.json'}",
+            program("weed"),
+            "-logtostderr=true",
+            "server",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            "-s3",
+            *ports,
+            f"-dir={data}",
+            f"-s3.config={self.folder / 's3.json'}",
             *(f"-{name}.localSocket={self.folder / name}.sock" for name in ("s3", "filer")),
-            "-master.volumeSizeLimitMB=8000", "-volume.max=1000", "-volume.minFreeSpace=1MiB",
-            "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
+            "-master.volumeSizeLimitMB=8000",
+            "-volume.max=1000",
+            "-volume.minFreeSpace=1MiB",
+            "-master.telemetry=false",
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
         ]
         with open(self.folder / "log", "wb") as log:
             self.process = subprocess.Popen(command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -145,8 +162,8 @@ def status(method, url, body=None):
 
 
 class Proxy:
-    """Passes requests on, counts them, and holds each up for `latency` seconds, as a server far away does. A new connection
-    costs one round trip more. Bytes are passed on as they are, so signatures stay right.
+    """Passes requests on, counts them, and holds each up for `latency` seconds, as a server far away does. A new
+    connection costs one round trip more. Bytes are passed on as they are, so signatures stay right.
     """
 
     def __init__(self, port, latency):
@@ -272,8 +289,11 @@ class Rclone:
         self.folder, self.files = folder, files
 
     def copy(self, what, source, target):
-        return run([self.binary, "copy", str(source), str(target), *self.flags[what]], self.folder,
-                   environment=self.environment)[0]
+        return run(
+            [self.binary, "copy", str(source), str(target), *self.flags[what]],
+            self.folder,
+            environment=self.environment,
+        )[0]
 
     def push(self, prefix):
         return {"push": self.copy("push", self.files, f"bench:{BUCKET}/{prefix}")}
@@ -347,8 +367,10 @@ def transfers(folder, tools, repeats):
                     shutil.rmtree(target)
                 for what, seconds in {**found, **pulled}.items():
                     times[tool.name].setdefault(what, []).append(seconds)
-            told = ", ".join(f"{name} {seconds_text(found['push'][-1])} / {seconds_text(found['pull'][-1])}"
-                             for name, found in times.items())
+            told = ", ".join(
+                f"{name} {seconds_text(found['push'][-1])} / {seconds_text(found['pull'][-1])}"
+                for name, found in times.items()
+            )
             print(f"  {payload} push / pull, {repeat + 1} of {repeats}: {told}", file=sys.stderr)
         results[payload] = times
     return results
@@ -369,7 +391,7 @@ def write_stages(folder):
             stage = {"uses": "run", "run": f"echo {level} {place} > outputs/out", "outputs": {"out": "tree"}}
             if level:
                 before = [f"s{level - 1}_{place}.out", f"s{level - 1}_{(place + 1) % WIDE}.out"]
-                stage["inputs"] = dict(zip("ab", before))
+                stage["inputs"] = dict(zip("ab", before, strict=True))
                 stage["run"] = f"cat inputs/a inputs/b | cksum > outputs/out; echo {level} {place} >> outputs/out"
             stages[f"s{level}_{place}"] = stage
     (folder / "stages.yaml").write_text(json.dumps({"name": "stages", "stages": stages}), encoding="utf-8")
@@ -446,8 +468,9 @@ def no_op_table(results):
     goals = {"no-op, warm": (None, 10), "no-op, warm, 30 ms": (None, 10), "no-op, cold, 30 ms": (5.0, None)}
     lines = [["", "time", "requests", "connections", "goal"]]
     for label, found in results.items():
-        seconds, requests, connections = (median([run[what] for run in found])
-                                          for what in ("seconds", "requests", "connections"))
+        seconds, requests, connections = (
+            median([run[what] for run in found]) for what in ("seconds", "requests", "connections")
+        )
         limit, most = goals.get(label, (None, None))
         goal = f"≤ {limit:.0f} s" if limit else f"≤ {most} requests" if most else ""
         over = (limit and seconds > limit) or (most and requests > most)
@@ -458,8 +481,10 @@ def no_op_table(results):
 def aligned(lines):
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
-        "  ".join(text.rjust(width) if column else text.ljust(width)
-                  for column, (text, width) in enumerate(zip(line, widths))).rstrip()
+        "  ".join(
+            text.rjust(width) if column else text.ljust(width)
+            for column, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
         for line in lines
     )
 
@@ -476,21 +501,28 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     BUILD.mkdir(parents=True, exist_ok=True)
     results = {"repeats": repeats, "cores": os.cpu_count()}
-    with tempfile.TemporaryDirectory(dir=BUILD) as folder, Server(pathlib.Path(folder) / "server") as server:
-        folder = pathlib.Path(folder)
-        tools = [CudaAgent(arguments.binary, server), Rclone("rclone", server),
-                 Rclone("rclone tuned", server, PUSH_FLAGS, PULL_FLAGS)]
+    with tempfile.TemporaryDirectory(dir=BUILD) as name, Server(pathlib.Path(name) / "server") as server:
+        folder = pathlib.Path(name)
+        tools = [
+            CudaAgent(arguments.binary, server),
+            Rclone("rclone", server),
+            Rclone("rclone tuned", server, PUSH_FLAGS, PULL_FLAGS),
+        ]
         if not arguments.quick and (dvc := installed("dvc", "dvc[s3]==3.67.1", "dvc-s3")):
             tools.append(Dvc(dvc, server))
         print(f"Median of {repeats}, {os.cpu_count()} cores, SeaweedFS on this machine.")
         if arguments.only != "no-ops":
             results["transfers"] = transfers(folder, tools, repeats)
-            print(f"\n{transfer_table(results['transfers'], tools)}\n\nA pull of cuda-agent counts with its export, since "
-                  "only then there are plain files; `of rclone's` is the share of the faster rclone's time.")
+            print(
+                f"\n{transfer_table(results['transfers'], tools)}\n\nA pull of cuda-agent counts with its export, "
+                "since only then there are plain files; `of rclone's` is the share of the faster rclone's time."
+            )
         if arguments.only != "transfers":
             results["no_ops"] = no_ops(folder, arguments.binary, server, repeats)
-            print(f"\n{WIDE * DEEP:,} stages, {WIDE} wide and {DEEP} deep; `cold` is a machine with nothing, `30 ms` is how "
-                  f"late each request is answered\n\n{no_op_table(results['no_ops'])}")
+            print(
+                f"\n{WIDE * DEEP:,} stages, {WIDE} wide and {DEEP} deep; `cold` is a machine with nothing, `30 ms` is "
+                f"how late each request is answered\n\n{no_op_table(results['no_ops'])}"
+            )
     (BUILD / "store.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 

@@ -2,9 +2,10 @@
 
     python3 bench/training.py --binary target/release/cuda-agent-train [--model FOLDER] [--out FOLDER] SECTION…
 
-Sections: sampler (beside `generate`), plain (the sampler by torch's operators), shared (eight samples a prompt), trainer (beside
-a plain loop), lora, groups (answers that share their prompt, as in PPO). Without --model the shapes of Qwen2.5-Coder-0.5B (sampler) and 1.5B (trainer) with random weights are used:
-speed does not depend on what the weights are. The table comes last.
+Sections: sampler (beside `generate`), plain (the sampler by torch's operators), shared (eight samples a prompt),
+trainer (beside a plain loop), lora, groups (answers that share their prompt, as in PPO). Without --model the shapes of
+Qwen2.5-Coder-0.5B (sampler) and 1.5B (trainer) with random weights are used: speed does not depend on what the weights
+are. The table comes last.
 
 Needs torch, transformers and a GPU; LD_LIBRARY_PATH is set here from torch's own folders.
 """
@@ -24,11 +25,21 @@ from sections import report
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHAPES = {
-    "0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
-             "num_key_value_heads": 2},
-    "1.5b": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
-             "num_key_value_heads": 2},
-}  # fmt: skip
+    "0.5b": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    },
+    "1.5b": {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+    },
+}
 
 
 def random_model(size, folder):
@@ -36,7 +47,9 @@ def random_model(size, folder):
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    config = Qwen2Config(vocab_size=151936, max_position_embeddings=32768, rope_theta=1e6, tie_word_embeddings=True, **SHAPES[size])
+    config = Qwen2Config(
+        vocab_size=151936, max_position_embeddings=32768, rope_theta=1e6, tie_word_embeddings=True, **SHAPES[size]
+    )
     torch.manual_seed(1)
     with torch.device("cuda"):
         model = Qwen2ForCausalLM(config).to(torch.bfloat16)
@@ -66,7 +79,7 @@ def with_libtorch():
 def ours(options, *arguments):
     environment = with_libtorch()
     command = [options.binary, "bench", *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.stderr:
         print(done.stderr.strip()[-2000:], flush=True)
     if done.returncode != 0:
@@ -79,8 +92,12 @@ def ours(options, *arguments):
 def tell_difference(name, found):
     difference = found["difference"]
     logs, shares = difference["log_probability"], difference["probability"]
-    report(f"{name}: sampler against a full forward, log-probability", f"mean {logs['mean']:.2g}, max {logs['max']:.2g}",
-           f"probability mean {shares['mean']:.2g}, max {shares['max']:.2g}; {difference['equal']} of {difference['tokens']} equal")
+    report(
+        f"{name}: sampler against a full forward, log-probability",
+        f"mean {logs['mean']:.2g}, max {logs['max']:.2g}",
+        f"probability mean {shares['mean']:.2g}, max {shares['max']:.2g}; "
+        f"{difference['equal']} of {difference['tokens']} equal",
+    )
 
 
 def generate(options, folder):
@@ -95,8 +112,17 @@ def generate(options, folder):
         prompts = torch.randint(0, 150000, (options.batch, options.prompt_tokens), device="cuda")
         torch.cuda.synchronize()
         started = time.perf_counter()
-        out = peer.generate(prompts, attention_mask=torch.ones_like(prompts), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-                            min_new_tokens=options.new_tokens, max_new_tokens=options.new_tokens, pad_token_id=0)
+        out = peer.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            min_new_tokens=options.new_tokens,
+            max_new_tokens=options.new_tokens,
+            pad_token_id=0,
+        )
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
         assert out.shape[1] == options.prompt_tokens + options.new_tokens
@@ -107,21 +133,48 @@ def generate(options, folder):
 
 
 def sampler_arguments(options, folder, prompts=None):
-    return ["sampler", folder, "--prompts", prompts or options.batch, "--slots", options.batch, "--prompt-tokens", options.prompt_tokens,
-            "--new-tokens", options.new_tokens]  # fmt: skip
+    return [
+        "sampler",
+        folder,
+        "--prompts",
+        prompts or options.batch,
+        "--slots",
+        options.batch,
+        "--prompt-tokens",
+        options.prompt_tokens,
+        "--new-tokens",
+        options.new_tokens,
+    ]
 
 
 def sampler(options):
     folder = model(options, "0.5b")
     found = ours(options, *sampler_arguments(options, folder))
     theirs = generate(options, folder)
-    report(f"sampler, batch {options.batch}, tokens/s", f"{found['tokens_per_s']:.0f}",
-           f"step {found['step_ms']:.2f} ms, prefill {found['prefill_s']:.2f} s, {found['fused_steps']} of {found['steps']} fused")
+    report(
+        f"sampler, batch {options.batch}, tokens/s",
+        f"{found['tokens_per_s']:.0f}",
+        f"step {found['step_ms']:.2f} ms, prefill {found['prefill_s']:.2f} s, "
+        f"{found['fused_steps']} of {found['steps']} fused",
+    )
     report("transformers' generate, tokens/s", f"{theirs:.0f}")
     report("ratio", f"{found['tokens_per_s'] / theirs:.1f}", "bar 6, goal 10")
     tell_difference("bfloat16", found)
-    exact = ours(options, *sampler_arguments(options, folder)[:2], "--prompts", 16, "--slots", 16, "--prompt-tokens", 256,
-                 "--new-tokens", 128, "--rounds", 1, "--float32")  # fmt: skip
+    exact = ours(
+        options,
+        *sampler_arguments(options, folder)[:2],
+        "--prompts",
+        16,
+        "--slots",
+        16,
+        "--prompt-tokens",
+        256,
+        "--new-tokens",
+        128,
+        "--rounds",
+        1,
+        "--float32",
+    )
     tell_difference("float32", exact)
 
 
@@ -134,8 +187,11 @@ def plain(options):
 def shared(options):
     arguments = sampler_arguments(options, model(options, "0.5b"), options.batch // 8)
     found = ours(options, *arguments, "--samples", 8)
-    report("sampler, eight samples a prompt, tokens/s", f"{found['tokens_per_s']:.0f}",
-           f"step {found['step_ms']:.2f} ms, prefill {found['prefill_s']:.2f} s")
+    report(
+        "sampler, eight samples a prompt, tokens/s",
+        f"{found['tokens_per_s']:.0f}",
+        f"step {found['step_ms']:.2f} ms, prefill {found['prefill_s']:.2f} s",
+    )
 
 
 def loop(options, folder, checkpointing):
@@ -167,17 +223,33 @@ def loop(options, folder, checkpointing):
 
 
 def trainer_arguments(options, folder):
-    return ["trainer", folder, "--context", options.context, "--sequences", options.sequences, "--micro-batch-tokens",
-            options.micro_batch_tokens]  # fmt: skip
+    return [
+        "trainer",
+        folder,
+        "--context",
+        options.context,
+        "--sequences",
+        options.sequences,
+        "--micro-batch-tokens",
+        options.micro_batch_tokens,
+    ]
 
 
 def trainer(options):
     folder = model(options, "1.5b")
     found = ours(options, *trainer_arguments(options, folder))
     theirs = loop(options, folder, False)
-    report(f"trainer, context {options.context}, tokens/s", f"{found['tokens_per_s']:.0f}", f"{found['seconds']:.2f} s a step")
+    report(
+        f"trainer, context {options.context}, tokens/s",
+        f"{found['tokens_per_s']:.0f}",
+        f"{found['seconds']:.2f} s a step",
+    )
     report("share of the GPU's peak (989 TFLOP/s)", f"{found['mfu']:.1%}", "bar 35 %")
-    report("a plain transformers loop, tokens/s", f"{theirs:.0f}", f"{theirs * found['flops_per_token'] / 989e12:.1%} of the peak")
+    report(
+        "a plain transformers loop, tokens/s",
+        f"{theirs:.0f}",
+        f"{theirs * found['flops_per_token'] / 989e12:.1%} of the peak",
+    )
     report("ratio", f"{found['tokens_per_s'] / theirs:.2f}")
     found = ours(options, *trainer_arguments(options, folder), "--checkpointing")
     report("the same with layers computed twice, tokens/s", f"{found['tokens_per_s']:.0f}", f"{found['mfu']:.1%}")
@@ -185,13 +257,30 @@ def trainer(options):
 
 def lora(options):
     found = ours(options, *trainer_arguments(options, model(options, "1.5b")), "--lora-rank", 16)
-    report("trainer with adapters of rank 16, tokens/s", f"{found['tokens_per_s']:.0f}", f"{found['seconds']:.2f} s a step")
+    report(
+        "trainer with adapters of rank 16, tokens/s", f"{found['tokens_per_s']:.0f}", f"{found['seconds']:.2f} s a step"
+    )
 
 
 def groups(options):
-    arguments = ["trainer", model(options, "1.5b"), "--lora-rank", 16, "--context", 1280, "--prompt-tokens", 1152, "--sequences", 128]
+    arguments = [
+        "trainer",
+        model(options, "1.5b"),
+        "--lora-rank",
+        16,
+        "--context",
+        1280,
+        "--prompt-tokens",
+        1152,
+        "--sequences",
+        128,
+    ]
     found = [ours(options, *arguments, "--samples", samples)["tokens_per_s"] for samples in (1, 8)]
-    report("adapters of rank 16, prompts of 1,152 tokens and answers of 128, tokens/s", f"{found[0]:.0f}", "a prompt for each answer")
+    report(
+        "adapters of rank 16, prompts of 1,152 tokens and answers of 128, tokens/s",
+        f"{found[0]:.0f}",
+        "a prompt for each answer",
+    )
     report("eight answers a prompt, tokens/s", f"{found[1]:.0f}", f"{found[1] / found[0]:.1f} times")
 
 

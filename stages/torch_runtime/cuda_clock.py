@@ -7,8 +7,8 @@ alone: a busy CPU does not change it. The next spin is as long as the launches o
 torch gave its memory back waits for the driver for many milliseconds, which the ones after it need not wait for.
 
 Some calls wait for the GPU themselves (they read a size back, say): however long the spin, it is over before their last
-launch. That shows when two longer spins change nothing, and then no more are tried: one task in forty did that, and kept the GPU
-from everybody else for as long as all others together.
+launch. That shows when two longer spins change nothing, and then no more are tried: one task in forty did that, and
+kept the GPU from everybody else for as long as all others together.
 
 Other work on the GPU does, by up to a factor of two: whoever uses this clock has the GPU to itself (gate.rs for the
 evaluator, gpu_gate.py for ops/measure; both lock the same file, so that they exclude each other too).

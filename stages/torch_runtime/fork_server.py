@@ -65,9 +65,7 @@ class ForkServer:
                 os.read(wake, 4096)
                 self._reap()
             if self._control in ready:
-                message, descriptors, _, _ = socket.recv_fds(
-                    self._control, self._message_bytes, self._most_descriptors
-                )
+                message, descriptors, _, _ = socket.recv_fds(self._control, self._message_bytes, self._most_descriptors)
                 if not message:
                     return
                 self._fork(message, descriptors)

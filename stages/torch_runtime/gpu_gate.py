@@ -7,6 +7,7 @@ when one has waited for PATIENCE. Clocks of other programs on the machine are ex
 that the evaluator's clocks lock.
 """
 
+import contextlib
 import fcntl
 import os
 import threading
@@ -126,9 +127,7 @@ def _open(path):
         descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o666)
     except OSError:
         return None
-    try:
-        # Other users' clocks must be able to open it too; only its owner may say so.
+    # Other users' clocks must be able to open it too; only its owner may say so.
+    with contextlib.suppress(OSError):
         os.fchmod(descriptor, 0o666)
-    except OSError:
-        pass
     return descriptor

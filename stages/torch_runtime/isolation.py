@@ -101,11 +101,15 @@ def _make_read_only(path):
     attributes = _MountAttributes(attr_set=MOUNT_ATTR_RDONLY)
     _check(
         _libc.syscall(
-            SYS_MOUNT_SETATTR, AT_FDCWD, path.encode(), AT_RECURSIVE, ctypes.byref(attributes),
+            SYS_MOUNT_SETATTR,
+            AT_FDCWD,
+            path.encode(),
+            AT_RECURSIVE,
+            ctypes.byref(attributes),
             ctypes.sizeof(attributes),
         ),
         f"mount_setattr on {path}",
-    )  # fmt: skip
+    )
 
 
 def enter_namespaces():

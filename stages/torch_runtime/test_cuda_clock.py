@@ -1,6 +1,7 @@
 """Which spins are tried, with a GPU that is made up: its kernels take 3 ms and run when the spin is over."""
 
 import pytest
+
 from cuda_clock import LONGEST_SPIN, TRIES, CudaClock, Launches
 
 KERNELS = 3e-3

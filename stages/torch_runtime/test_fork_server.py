@@ -23,13 +23,14 @@ def ended(kept, code):
     os.write(kept[0], b" ended %d" % code)
 
 control = socket.socket(fileno=0)
-fork_server.ForkServer(control, work, message_bytes=64, most_descriptors=2, started=lambda d: d[1:], ended=ended).serve()
+started = lambda descriptors: descriptors[1:]
+fork_server.ForkServer(control, work, message_bytes=64, most_descriptors=2, started=started, ended=ended).serve()
 """
 
 
 def ask(control, message):
     """What the child and the server write, until both have closed their ends."""
-    readers, writers = zip(*(os.pipe() for _ in range(2)))
+    readers, writers = zip(*(os.pipe() for _ in range(2)), strict=True)
     socket.send_fds(control, [message], writers)
     for descriptor in writers:
         os.close(descriptor)
@@ -53,7 +54,7 @@ def test_children_get_their_descriptors_and_their_ends_are_told():
 
 def test_what_the_first_child_can_do_without_is_done_before_the_second():
     """Not before the first: it would wait for it."""
-    server = SERVER.replace("b\"child got \" + message", "b\"ready\" if done else b\"not yet\"").replace(
+    server = SERVER.replace('b"child got " + message', 'b"ready" if done else b"not yet"').replace(
         "ended=ended)", "ended=ended, after_first=lambda: done.append(1))"
     )
     server = "done = []\n" + server

@@ -22,7 +22,7 @@ def test_a_clock_is_alone_and_nobody_starves():
         for _ in range(30):
             gate.enter(kind, nothing)
             inside.append(kind)
-            if "alone" in inside and len(inside) > 1 or len(inside) > 3:
+            if ("alone" in inside and len(inside) > 1) or len(inside) > 3:
                 faults.append(list(inside))
             time.sleep(0.0005)
             inside.remove(kind)

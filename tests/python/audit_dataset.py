@@ -3,10 +3,10 @@
     python tests/python/audit_dataset.py FOLDER                       what the code and the columns show, in seconds
     python tests/python/audit_dataset.py FOLDER --run 60              and 60 rows executed on the CPU
     python tests/python/audit_dataset.py FOLDER --run all --device cuda
-    python tests/python/audit_dataset.py FOLDER --graphs              and every row traced without values, for duplicates
+    python tests/python/audit_dataset.py FOLDER --graphs              and every row traced without values, for doubles
 
-FOLDER is what `ops/publish` writes (the Parquet below its `data` counts), or one Parquet file. Prints a table, one line a
-defect, with the first rows that have it; exits with 1 where there is any, with 2 where the folder can't be read.
+FOLDER is what `ops/publish` writes (the Parquet below its `data` counts), or one Parquet file. Prints a table, one line
+a defect, with the first rows that have it; exits with 1 where there is any, with 2 where the folder can't be read.
 
 It shares no code and no form of analysis with `ops/filter` where another would do: globals are found by Python's own
 symbol tables, dead computation by a walk backwards from `return`, duplicates on text without names; what runs, runs
@@ -36,7 +36,7 @@ SHARE_TOLERANCE = 1.0  # percentage points, or one row where that is more
 MIN_ROWS_FOR_CAPS = 1000
 CAP, CAP_OF_LINEAR_AND_CONVOLUTIONS, CAP_OF_BILINEAR, CAP_OF_A_PAIR = 0.03, 0.06, 0.01, 0.005
 DISTINCT_OPERATORS = {1000: 200, 6000: 300}  # rows: operators that there must be
-SECONDS_A_ROW = int(os.environ.get("AUDIT_SECONDS_A_ROW", 180))
+SECONDS_A_ROW = int(os.environ.get("AUDIT_SECONDS_A_ROW", "180"))
 SENSITIVITY, FRESHNESS, MODE, RANDOMNESS = 1e-4, 1e-3, 1e-3, 1e-5  # in standard deviations, or parts of the largest
 MOST_OF_ONE_VALUE, STD_RATIO = 0.9, 10.0
 SEED = 20
@@ -77,8 +77,10 @@ class Program:
         self.modules = {}
         for node in self.tree.body:
             if isinstance(node, ast.Import):
-                self.modules |= {alias.asname or alias.name.split(".")[0]: alias.name if alias.asname else
-                                 alias.name.split(".")[0] for alias in node.names}  # fmt: skip
+                self.modules |= {
+                    alias.asname or alias.name.split(".")[0]: alias.name if alias.asname else alias.name.split(".")[0]
+                    for alias in node.names
+                }
             if isinstance(node, ast.ImportFrom):
                 self.modules |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
         classes = {node.name: node for node in self.tree.body if isinstance(node, ast.ClassDef)}
@@ -115,12 +117,26 @@ def plain(name):
 # What the code shows: each function returns a text where the program has the defect -------------------------------
 
 SYMBOLS = {
-    ast.Add: "add", ast.Sub: "sub subtract", ast.Mult: "mul multiply", ast.Div: "div divide truedivide",
-    ast.Pow: "pow floatpower", ast.MatMult: "matmul mm bmm mv dot", ast.USub: "neg negative",
-    ast.FloorDiv: "floordivide", ast.Mod: "remainder fmod", ast.Gt: "gt greater", ast.Lt: "lt less", ast.GtE: "ge "
-    "greaterequal", ast.LtE: "le lessequal", ast.Eq: "eq", ast.NotEq: "ne notequal", ast.BitAnd: "bitwiseand logicaland",
-    ast.BitOr: "bitwiseor logicalor", ast.BitXor: "bitwisexor logicalxor", ast.Invert: "bitwisenot logicalnot",
-}  # fmt: skip
+    ast.Add: "add",
+    ast.Sub: "sub subtract",
+    ast.Mult: "mul multiply",
+    ast.Div: "div divide truedivide",
+    ast.Pow: "pow floatpower",
+    ast.MatMult: "matmul mm bmm mv dot",
+    ast.USub: "neg negative",
+    ast.FloorDiv: "floordivide",
+    ast.Mod: "remainder fmod",
+    ast.Gt: "gt greater",
+    ast.Lt: "lt less",
+    ast.GtE: "ge greaterequal",
+    ast.LtE: "le lessequal",
+    ast.Eq: "eq",
+    ast.NotEq: "ne notequal",
+    ast.BitAnd: "bitwiseand logicaland",
+    ast.BitOr: "bitwiseor logicalor",
+    ast.BitXor: "bitwisexor logicalxor",
+    ast.Invert: "bitwisenot logicalnot",
+}
 
 
 def declared_unused(program):
@@ -140,19 +156,23 @@ def declared_unused(program):
 INPUTS = ("get_inputs", "get_init_inputs")
 # Calls of torch that compute nothing: they hold parameters, make them, or look at a tensor another way.
 NO_COMPUTATION = set(
-    "module parameter parameterlist buffer sequential modulelist moduledict randn rand zeros ones full empty tensor arange "
-    "finfo iinfo isinstance tensor nograd size flatten reshape permute transpose unsqueeze squeeze stack device "
-    "init uniform normal kaiminguniform xavieruniform zeroslike oneslike randint eye linspace float32 identity".split()
+    "module parameter parameterlist buffer sequential modulelist moduledict randn rand zeros ones full empty tensor "
+    "arange finfo iinfo isinstance tensor nograd size flatten reshape permute transpose unsqueeze squeeze stack "
+    "device init uniform normal kaiminguniform xavieruniform zeroslike oneslike randint eye linspace float32 "
+    "identity".split()
 )
 
 
 # What may come along with an operator: a sigmoid before a loss of probabilities, pooling before unpooling, a choice by
 # what a comparison says, a complex number made real, layers of an encoder.
 COMES_ALONG = [
-    (r"bceloss|binarycrossentropy|ndtri", "sigmoid"), (r"maxunpool(\d)d", "maxpool1d maxpool2d maxpool3d"),
-    (r"affinegrid", "gridsample"), (r"transformer(en|de)coder", "transformerencoderlayer transformerdecoderlayer"),
-    (r"g[et]|l[et]|eq|ne|isclose|logical\w+", "where"), (r"polar|complex|viewascomplex|\w*fft\w*", "viewasreal viewascomplex abs"),
-]  # fmt: skip
+    (r"bceloss|binarycrossentropy|ndtri", "sigmoid"),
+    (r"maxunpool(\d)d", "maxpool1d maxpool2d maxpool3d"),
+    (r"affinegrid", "gridsample"),
+    (r"transformer(en|de)coder", "transformerencoderlayer transformerdecoderlayer"),
+    (r"g[et]|l[et]|eq|ne|isclose|logical\w+", "where"),
+    (r"polar|complex|viewascomplex|\w*fft\w*", "viewasreal viewascomplex abs"),
+]
 
 
 def used_undeclared(program):
@@ -180,9 +200,10 @@ def loads(node):
 def own(node, context):
     """Names of `self.…` in a tree."""
     return [
-        inner.attr for inner in ast.walk(node)
+        inner.attr
+        for inner in ast.walk(node)
         if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, context) and ast.unparse(inner.value) == "self"
-    ]  # fmt: skip
+    ]
 
 
 def unused_modules(program):
@@ -242,9 +263,10 @@ def globals_in_model(program):
     """Names that a method of Model takes from the module and that the module assigns, by Python's symbol tables."""
     module = symtable.symtable(program.code, "row", "exec")
     assigned = {
-        symbol.get_name() for symbol in module.get_symbols()
+        symbol.get_name()
+        for symbol in module.get_symbols()
         if symbol.is_assigned() and not symbol.is_imported() and not symbol.is_namespace()
-    }  # fmt: skip
+    }
     found, waiting = set(), [table for table in module.get_children() if table.get_name() == "Model"]
     while waiting:
         table = waiting.pop()
@@ -253,7 +275,9 @@ def globals_in_model(program):
     return ", ".join(sorted(found))
 
 
-RANDOM = re.compile(r"torch\.(rand|randn|randint|randperm|bernoulli|multinomial|normal|poisson)(_like)?$|.*\.r?relu_?rand$")
+RANDOM = re.compile(
+    r"torch\.(rand|randn|randint|randperm|bernoulli|multinomial|normal|poisson)(_like)?$|.*\.r?relu_?rand$"
+)
 
 
 def random_calls(program):
@@ -271,13 +295,15 @@ def constant_tensors(program):
     """Tensors that forward makes without looking at its inputs or at anything made from them."""
     forward = program.methods["forward"]
     known = {inner.arg for inner in ast.walk(forward.args) if isinstance(inner, ast.arg)} - {"self"}
-    known |= {inner.id for inner in ast.walk(forward) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)}
+    known |= {
+        inner.id for inner in ast.walk(forward) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+    }
     found = []
     for node in ast.walk(forward):
         name = program.full_name(node.func) if isinstance(node, ast.Call) else None
-        if name and name.startswith("torch.") and name.count(".") == 1 and last(name) in MADE:
-            if not known & set().union(*map(loads, node.args), set()):
-                found.append(ast.unparse(node)[:50])
+        makes = name and name.startswith("torch.") and name.count(".") == 1 and last(name) in MADE
+        if makes and not known & set().union(*map(loads, node.args), set()):
+            found.append(ast.unparse(node)[:50])
     return ", ".join(found)
 
 
@@ -318,7 +344,9 @@ def _repeated(keys):
 def normalised(program):
     """The code as words, with each name that the file itself introduces as a number."""
     bound = {inner.arg for inner in ast.walk(program.tree) if isinstance(inner, ast.arg)}
-    bound |= {inner.id for inner in ast.walk(program.tree) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)}
+    bound |= {
+        inner.id for inner in ast.walk(program.tree) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+    }
     bound |= set(own(program.tree, ast.Store)) | (set(program.classes) - {"Model"})
     numbers, words = {}, []
     text = ast.unparse(_without_texts(ast.parse(program.code)))
@@ -327,7 +355,9 @@ def normalised(program):
         if token.type == tokenize.NAME and token.string in bound and token.string != "self":
             words.append(f"name{numbers.setdefault(token.string, len(numbers))}")
         elif token.type not in skipped:
-            words.append(program.modules.get(token.string, token.string) if token.type == tokenize.NAME else token.string)
+            words.append(
+                program.modules.get(token.string, token.string) if token.type == tokenize.NAME else token.string
+            )
     return " ".join(words)
 
 
@@ -349,8 +379,9 @@ def shares_off(categories):
     tolerance = max(SHARE_TOLERANCE, 100 / total)
     found = [
         f"{name} {100 * counts[name] / total:.2f} %, the paper has {share} %"
-        for name, share in SHARES.items() if abs(100 * counts[name] / total - share) > tolerance
-    ]  # fmt: skip
+        for name, share in SHARES.items()
+        if abs(100 * counts[name] / total - share) > tolerance
+    ]
     return found + [f"{name} is no category" for name in counts if name not in SHARES]
 
 
@@ -413,7 +444,9 @@ def serve(device):
         what, code = json.loads(line)
         if what == "graph":
             # What torch imports for a first run on the meta device is imported here, once, not in each fork.
-            graph("import torch\nget_init_inputs = list\nModel = torch.nn.ReLU\ndef get_inputs(): return [torch.ones(2)]")
+            graph(
+                "import torch\nget_init_inputs = list\nModel = torch.nn.ReLU\ndef get_inputs(): return [torch.ones(2)]"
+            )
         receiver, sender = os.pipe()
         child = os.fork()
         if child == 0:
@@ -448,7 +481,11 @@ def graph(code):
             return f"t{number}:{value.dtype}{tuple(value.shape)}"
         if isinstance(value, (list, tuple)):
             return "(" + ",".join(map(words, value)) + ")"
-        return "{" + ",".join(f"{key}={words(value[key])}" for key in sorted(value)) + "}" if isinstance(value, dict) else repr(value)
+        return (
+            "{" + ",".join(f"{key}={words(value[key])}" for key in sorted(value)) + "}"
+            if isinstance(value, dict)
+            else repr(value)
+        )
 
     class Recorder(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -500,7 +537,8 @@ class Observation:
         return self.names["Model"](*self.names["get_init_inputs"]()).to(self.device).eval()
 
     def draw(self, seed):
-        """Made on the device where the row bears that: a CPU takes seconds for the gigabytes that a GPU draws at once."""
+        """Made on the device where the row bears that: a CPU takes seconds for the gigabytes that a GPU draws at
+        once."""
         try:
             with self.device:
                 values = self.seeded(seed)
@@ -590,10 +628,18 @@ class Observation:
 
 
 RUNNING = [
-    "fails", "out of memory", "not finite", "independent of its inputs", "random forward (as it runs)", "low activity",
-    "unstable across seeds", "inputs don't follow the seed", "fixed input", "insensitive to an input",
+    "fails",
+    "out of memory",
+    "not finite",
+    "independent of its inputs",
+    "random forward (as it runs)",
+    "low activity",
+    "unstable across seeds",
+    "inputs don't follow the seed",
+    "fixed input",
+    "insensitive to an input",
     "train and eval mode differ",
-]  # fmt: skip
+]
 
 
 # All of it -----------------------------------------------------------------------------------------------------------
@@ -623,7 +669,7 @@ def audit(rows, run=0, device="cpu", graphs=False):
         chosen = sorted(random.Random(SEED).sample(range(len(rows)), min(run, len(rows))))
         answers = run_rows([rows[index]["code"] for index in chosen], device)
         for name in RUNNING:
-            found[name] = {index: answer[name] for index, answer in zip(chosen, answers) if name in answer}
+            found[name] = {index: answer[name] for index, answer in zip(chosen, answers, strict=True) if name in answer}
     return found
 
 
@@ -639,15 +685,21 @@ def counts(name, total):
 def table(found, rows, ran):
     """The table, and how many defects count."""
     operators = {name for row in rows for name in json.loads(row["ops"])}
-    lines = [f"{len(rows)} rows, {len(operators)} distinct operators, {ran} rows run", "", f"{'defect':44} {'found':>6}"]
+    lines = [
+        f"{len(rows)} rows, {len(operators)} distinct operators, {ran} rows run",
+        "",
+        f"{'defect':44} {'found':>6}",
+    ]
     failing = 0
     for name, places in found.items():
         does_count = counts(name, len(rows))
         failing += len(places) if does_count else 0
         note = "" if does_count else f"  (shown only, below {MIN_ROWS_FOR_CAPS} rows)"
         lines.append(f"{name:44} {len(places):6}{note}")
-        for index in sorted(places, key=lambda index: (index < 0, abs(index)))[:3]:
-            lines.append(f"    {f'row {index}: ' if index >= 0 else ''}{places[index]}"[:160])
+        lines += [
+            f"    {f'row {index}: ' if index >= 0 else ''}{places[index]}"[:160]
+            for index in sorted(places, key=lambda index: (index < 0, abs(index)))[:3]
+        ]
     return "\n".join(lines) + f"\n\n{failing} defects", failing
 
 

@@ -14,7 +14,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 
-import audit_dataset  # noqa: E402
+import audit_dataset
 
 SMOOTH = ["tanh", "sigmoid", "sin", "atan"]
 
@@ -107,11 +107,12 @@ STATIC = {
     "unused argument of forward": {"code": code(arguments="x, mask=None")},
     "unused argument of __init__": {"code": code().replace("(self, features)", "(self, features, bias=True)")},
     "dead computation": {"code": code(extra="        y = x + 1\n        z = y * 2\n")},
-    "global in place of an argument": {"code": code().replace("nn.Linear(features, features)", "nn.Linear(features, width)")
-        + "\n\nwidth = 32\n"},
+    "global in place of an argument": {
+        "code": code().replace("nn.Linear(features, features)", "nn.Linear(features, width)") + "\n\nwidth = 32\n"
+    },
     "random forward (by its code)": {"code": code(body="torch.tanh(self.linear(x)) + torch.rand_like(x)")},
     "constant tensor made in forward": {"code": code(body="torch.tanh(self.linear(x)) + torch.ones(1)")},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("defect", [*STATIC, "byte", "registered", "overwritten", "thrown away"])
@@ -120,11 +121,16 @@ def test_a_planted_defect_of_the_code_is_found(defect):
     assert rows[0]["ops"] == '["nn.Linear", "torch.tanh"]'
     others = {
         "byte": ("byte-identical duplicate", {"code": rows[4]["code"], "ops": rows[4]["ops"]}),
-        "registered": ("unused module, parameter or buffer",
-                       {"code": code(made="        self.register_buffer('h', torch.zeros(3))\n")}),
-        "overwritten": ("dead computation", {"code": code(extra="        y = x * 2\n        y = x + 1\n        x = y\n")}),
+        "registered": (
+            "unused module, parameter or buffer",
+            {"code": code(made="        self.register_buffer('h', torch.zeros(3))\n")},
+        ),
+        "overwritten": (
+            "dead computation",
+            {"code": code(extra="        y = x * 2\n        y = x + 1\n        x = y\n")},
+        ),
         "thrown away": ("dead computation", {"code": code(extra="        torch.exp(x)\n")}),
-    }  # fmt: skip
+    }
     name, change = others.get(defect, (defect, STATIC.get(defect)))
     rows[0] |= change
     assert name in found(rows)
@@ -134,10 +140,12 @@ def test_names_layout_imports_and_comments_hide_no_duplicate_and_sizes_make_none
     rows = clean()
     text = rows[4]["code"]
     renamed = (
-        text.replace("self.linear", "self.inner").replace("import torch.nn as nn", "from torch import nn  # plain")
-        .replace('    """A layer and more."""\n', "").replace("(self, x)", "(self, image: torch.Tensor)")
+        text.replace("self.linear", "self.inner")
+        .replace("import torch.nn as nn", "from torch import nn  # plain")
+        .replace('    """A layer and more."""\n', "")
+        .replace("(self, x)", "(self, image: torch.Tensor)")
         .replace("(x)", "(image)")
-    )  # fmt: skip
+    )
     rows[0] |= {"code": renamed, "ops": rows[4]["ops"]}
     names = found(rows)
     assert "normalised duplicate" in names and "byte-identical duplicate" not in names
@@ -180,8 +188,12 @@ def spread(count=1000, distinct=250):
         (lambda lists: [[*names, "nn.ReLU"] for names in lists[:31]] + lists[31:], "relu in"),
         (lambda lists: [[*names, "nn.Linear"] for names in lists[:61]] + lists[61:], "linear in"),
         (lambda lists: [[*names, "nn.Conv2d"] for names in lists[:61]] + lists[61:], "conv2d in"),
-        (lambda lists: [[*names, ("nn.Bilinear", "F.bilinear")[len(names[0]) % 2]] for names in lists[:11]] + lists[11:],
-         "bilinear in"),
+        (
+            lambda lists: (
+                [[*names, ("nn.Bilinear", "F.bilinear")[len(names[0]) % 2]] for names in lists[:11]] + lists[11:]
+            ),
+            "bilinear in",
+        ),
         (lambda lists: [["torch.a", "torch.b"] for _ in range(6)] + lists[6:], "a + b in"),
         (lambda lists: [[f"torch.op{index % 150}"] for index in range(1000)], "150 distinct operators"),
     ],
@@ -209,11 +221,18 @@ RUNNING = {
     "random forward (as it runs)": {"body": "torch.tanh(self.linear(x)) + torch.rand_like(x)"},
     "low activity": {"body": "torch.relu(self.linear(x) - 1.2)"},
     "unstable across seeds": {"body": "torch.exp(20 * self.linear(x)).clamp(max=1e30)"},
-    "inputs don't follow the seed": {"inputs": "torch.randn(8, features, generator=torch.Generator().manual_seed(__import__('time').time_ns() % 2**31))"},
+    "inputs don't follow the seed": {
+        "inputs": "torch.randn(8, features, "
+        "generator=torch.Generator().manual_seed(__import__('time').time_ns() % 2**31))"
+    },
     "fixed input": {"inputs": "torch.ones(8, features) * 0.5"},
-    "insensitive to an input": {"arguments": "x, y", "body": "torch.tanh(self.linear(x)) + y * 1e-9", "inputs": "torch.randn(8, features), torch.randn(8, features)"},
+    "insensitive to an input": {
+        "arguments": "x, y",
+        "body": "torch.tanh(self.linear(x)) + y * 1e-9",
+        "inputs": "torch.randn(8, features), torch.randn(8, features)",
+    },
     "train and eval mode differ": {"body": "F.dropout(torch.tanh(self.linear(x)), 0.5, self.training)"},
-}  # fmt: skip
+}
 
 
 def test_planted_defects_are_seen_when_rows_run():
@@ -222,7 +241,10 @@ def test_planted_defects_are_seen_when_rows_run():
     rows += [row(1, ["nn.Linear", "torch.tanh"]), row(2, ["nn.Linear"], body="self.linear(x)")]
     places = audit_dataset.audit(rows, run=len(rows))
     for index, defect in enumerate(RUNNING):
-        assert index in places[defect], (defect, {name: found[index] for name, found in places.items() if index in found})
+        assert index in places[defect], (
+            defect,
+            {name: found[index] for name, found in places.items() if index in found},
+        )
     for name in audit_dataset.RUNNING:
         assert not {len(rows) - 1, len(rows) - 2} & set(places[name]), (name, places[name])
     assert list(RUNNING) == audit_dataset.RUNNING
@@ -252,6 +274,8 @@ def test_the_exit_status_says_what_was_found(tmp_path, capsys):
 DATASET = pathlib.Path(os.environ.get("CUDA_AGENT_DATASET", ROOT / "build" / "quickstart"))
 
 
-@pytest.mark.skipif(not DATASET.exists(), reason=f"no dataset at {DATASET}: cuda-agent export dataset.dataset build/quickstart")
+@pytest.mark.skipif(
+    not DATASET.exists(), reason=f"no dataset at {DATASET}: cuda-agent export dataset.dataset build/quickstart"
+)
 def test_the_published_dataset_is_clean(capsys):
     assert audit_dataset.main([str(DATASET), "--run", "8"]) == 0, capsys.readouterr().out

@@ -51,7 +51,11 @@ def publish(folder, rows, left_out=None, **params):
         inputs[port] = {"type": "table", "path": f"inputs/{port}.parquet", "digest": "0" * 64, "rows": len(content)}
     defaults = {"count": 0, "shares": {}, "refill": True, "min_count": 1, "title": "Ops", "licence": "cc-by-4.0"}
     request = {
-        "protocol": 1, "stage": "dataset", "kind": "ops/publish", "params": defaults | NO_CAPS | params, "seed": 0,
+        "protocol": 1,
+        "stage": "dataset",
+        "kind": "ops/publish",
+        "params": defaults | NO_CAPS | params,
+        "seed": 0,
         "inputs": inputs,
         "outputs": {
             "dataset": {"type": "tree", "path": "outputs/dataset"},
@@ -59,13 +63,20 @@ def publish(folder, rows, left_out=None, **params):
             "measurements": {"type": "table", "path": "outputs/measurements.parquet"},
             "verl": {"type": "tree", "path": "outputs/verl"},
         },
-        "by_row": None, "resources": {"cpu": 1, "memory_bytes": 0, "gpus": []}, "device": None,
-        "deadline_unix_s": None, "state_dir": str(folder),
+        "by_row": None,
+        "resources": {"cpu": 1, "memory_bytes": 0, "gpus": []},
+        "device": None,
+        "deadline_unix_s": None,
+        "state_dir": str(folder),
     }
     (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
     return subprocess.run(
-        [BINARY, "stage", "ops/publish"], cwd=folder, env={"CUDA_AGENT_REQUEST": "request.json"},
-        capture_output=True, text=True, check=False,
+        [BINARY, "stage", "ops/publish"],
+        cwd=folder,
+        env={"CUDA_AGENT_REQUEST": "request.json"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -80,7 +91,9 @@ def dataset(tmp_path_factory):
 def test_datasets_loads_both_configurations(dataset, tmp_path):
     import datasets
 
-    load = lambda *names: datasets.load_dataset(str(dataset), *names, split="train", cache_dir=str(tmp_path))
+    def load(*names):
+        return datasets.load_dataset(str(dataset), *names, split="train", cache_dir=str(tmp_path))
+
     tasks, measurements = load(), load("measurements")
     assert tasks.column_names == RELEASED
     assert {feature.dtype for feature in tasks.features.values()} == {"string"}
@@ -88,7 +101,7 @@ def test_datasets_loads_both_configurations(dataset, tmp_path):
     assert set(tasks["data_source"]) == set(CATEGORIES)
     assert tasks["data_source"][:] == measurements["data_source"][:]
     by_id = {row["task_id"]: row for row in measured_rows()}
-    for task, measurement in zip(tasks, measurements):
+    for task, measurement in zip(tasks, measurements, strict=True):
         source = by_id[measurement["task_id"]]
         assert task == {name: source[name] for name in RELEASED}
         assert measurement["output_shape"] == source["output_shape"]
@@ -116,7 +129,10 @@ def test_verls_columns_have_verls_types(verl):
     assert schema.field("data_source").type == schema.field("ability").type == text
     message = schema.field("prompt").type.value_type
     assert {field.name: field.type for field in message} == {"content": text, "role": text}
-    assert {field.name: field.type for field in schema.field("reward_model").type} == {"ground_truth": text, "style": text}
+    assert {field.name: field.type for field in schema.field("reward_model").type} == {
+        "ground_truth": text,
+        "style": text,
+    }
     extra = {field.name: field.type for field in schema.field("extra_info").type}
     assert extra["index"] == pyarrow.int64() and extra["ops"].value_type == text
     assert {name for name, kind in extra.items() if kind == text} == {"category", "split", "task_id"}
@@ -125,18 +141,23 @@ def test_verls_columns_have_verls_types(verl):
 def test_verls_rows_are_the_published_ones(dataset, verl, tmp_path):
     import datasets
 
-    load = lambda *names, **files: datasets.load_dataset(*names, **files, split="train", cache_dir=str(tmp_path))
+    def load(*names, **files):
+        return datasets.load_dataset(*names, **files, split="train", cache_dir=str(tmp_path))
+
     rows, tasks = load("parquet", data_files=str(verl)), load(str(dataset))
     measurements = load(str(dataset), "measurements")
     assert len(rows) == len(tasks) == 24
-    for index, (row, task, measurement) in enumerate(zip(rows, tasks, measurements)):
+    for index, (row, task, measurement) in enumerate(zip(rows, tasks, measurements, strict=True)):
         (message,) = row["prompt"]
         assert message["role"] == "user"
         assert f"```python\n{task['code'].rstrip()}\n```" in message["content"]
         assert row["reward_model"] == {"ground_truth": task["code"], "style": "rule"}
         assert (row["data_source"], row["ability"]) == (task["data_source"], "cuda")
         assert row["extra_info"] == {
-            "category": task["data_source"], "index": index, "ops": json.loads(task["ops"]), "split": "train",
+            "category": task["data_source"],
+            "index": index,
+            "ops": json.loads(task["ops"]),
+            "split": "train",
             "task_id": measurement["task_id"],
         }
 
@@ -166,7 +187,9 @@ def test_the_same_rows_make_the_same_bytes(dataset, tmp_path):
     again = tmp_path / "again" / "outputs" / "dataset"
     files = sorted(path.relative_to(dataset) for path in dataset.rglob("*") if path.is_file())
     assert [str(path) for path in files] == [
-        "README.md", "data/train-00000-of-00001.parquet", "measurements/train-00000-of-00001.parquet",
+        "README.md",
+        "data/train-00000-of-00001.parquet",
+        "measurements/train-00000-of-00001.parquet",
     ]
     files += [pathlib.Path("..", "verl", "train.parquet")]
     assert all((dataset / path).read_bytes() == (again / path).read_bytes() for path in files)

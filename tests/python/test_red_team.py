@@ -10,7 +10,7 @@ import pytest
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 sys.path[:0] = [str(BENCH)]
 
-import red_team  # noqa: E402
+import red_team
 
 SOURCE = """\
 #include "task.h"
@@ -37,14 +37,19 @@ def test_rules_change_what_they_say():
     assert "TASK_LAUNCH(run, task::rows - 1, 256);" in found["a block less"][0]
     assert "sum += x[c];" in found["a factor left out"][0]
     assert "if (threadIdx.x != 17) sum += x[c] * fc_weight[c];" in found["one left out of the middle"][0]
-    assert [f"{red_team.rounded(8, 'x[c]')} * fc_weight" in each for each in found["operands in bfloat16"]] == [True, False]
+    assert [f"{red_team.rounded(8, 'x[c]')} * fc_weight" in each for each in found["operands in bfloat16"]] == [
+        True,
+        False,
+    ]
     assert "PLACE" not in found["remembered"][0] and "red_kept[((&out[i] - out) & 0xfffff)]" in found["remembered"][0]
     using = [each for mutants in found.values() for each in mutants if "red_kept[(" in each or "red_next[(" in each]
     assert len(using) >= 3 and all(each.count(red_team.KEPT) == 1 for each in using)
 
 
 def test_rules_of_host_code():
-    found = by_rule(SOURCE.replace("TASK_LAUNCH(run, task::rows, 256);", "    run<<<task::rows, 256, 0, stream>>>(x, out);"))
+    found = by_rule(
+        SOURCE.replace("TASK_LAUNCH(run, task::rows, 256);", "    run<<<task::rows, 256, 0, stream>>>(x, out);")
+    )
     assert found["host: a grid of one less"] and "<<<task::rows - 1, 256" in found["host: a grid of one less"][0]
     assert "(cudaStream_t)2>>>" in found["host: another stream"][0]
     assert "if (++red_runs < 3)\n    run<<<" in found["host: the first run only"][0]
@@ -56,7 +61,7 @@ def test_roundings_keep_the_digits_they_say():
 
 
 def verdict(*outputs):
-    accuracy = [dict(zip(("error_rms", "reference_error_rms", "allowed_rms"), each)) for each in outputs]
+    accuracy = [dict(zip(("error_rms", "reference_error_rms", "allowed_rms"), each, strict=True)) for each in outputs]
     return {"verdict": json.dumps({"accuracy": accuracy})}
 
 

@@ -12,15 +12,24 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import suite  # noqa: E402
-from suite.case import OUTCOMES, Case, edited  # noqa: E402
+import suite
+from suite.case import OUTCOMES, Case, edited
 
 ENTRIES = list(suite.entries())
 TASKS = {entry.code: entry.id for _, entry in ENTRIES}
 SLACK_ON_A_GPU = {
-    "past_shared_memory", "no_sanitize", "a_missing_barrier", "some_threads_at_a_barrier", "a_configuration_by_hand",
-    "legacy_stream", "dependent_before_its_time", "dlsym_by_headers", "a_destructor", "recursion", "timed_by_the_host",
-}  # fmt: skip
+    "past_shared_memory",
+    "no_sanitize",
+    "a_missing_barrier",
+    "some_threads_at_a_barrier",
+    "a_configuration_by_hand",
+    "legacy_stream",
+    "dependent_before_its_time",
+    "dlsym_by_headers",
+    "a_destructor",
+    "recursion",
+    "timed_by_the_host",
+}
 """Attacks that only the CPU device must notice: on a GPU their results are right, and nobody gains by them. Host code
 that reaches for what the recorder lacks finds nothing, and what it starts is replayed in the one order there is."""
 

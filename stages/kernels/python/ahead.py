@@ -1,16 +1,19 @@
-"""Runs under the clock whose inputs are drawn before the card is taken, and whose results are judged after it was given back.
+"""Runs under the clock whose inputs are drawn before the card is taken, and whose results are judged after it was given
+back.
 
 While the clock runs nobody else may use the card, so only what must happen then does: a run's inputs are copied from a
-private image into its set just before it, with poison beside them, and what it left there, all but scratch memory, is copied to private memory
-just after it. No other run is between, so none can do another's work: what later ones read is not in the arena yet, and
-what earlier ones wrote is judged as they left it.
+private image into its set just before it, with poison beside them, and what it left there, all but scratch memory, is
+copied to private memory just after it. No other run is between, so none can do another's work: what later ones read is
+not in the arena yet, and what earlier ones wrote is judged as they left it.
 
-A run is drawn, placed, kept and judged, in this order, each once. Images, copies and expectations take memory, so only as many
-runs are drawn ahead as a share of the card's allows; the others are drawn and judged between the runs, in their sets.
+A run is drawn, placed, kept and judged, in this order, each once. Images, copies and expectations take memory, so only
+as many runs are drawn ahead as a share of the card's allows; the others are drawn and judged between the runs, in their
+sets.
 """
 
-import judge
 import torch
+
+import judge
 from argument_sets import ArgumentSet
 from refusal import Refusal
 

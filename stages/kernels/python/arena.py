@@ -16,6 +16,7 @@ import mmap
 import os
 
 import torch
+
 from refusal import Refusal, unsupported
 
 ALIGNMENT = 256

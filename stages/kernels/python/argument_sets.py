@@ -6,14 +6,14 @@ that one finds a difference are the tensors and gaps looked at one by one. The t
 nothing that a candidate writes can reach them. Expected outputs are never in the arena.
 """
 
+import torch
+
 import glance
 import judge
 import quick_look
-import torch
 from arena import Layout
 from element_types import PATTERNS, as_words
 from refusal import Refusal
-
 
 RUNNER_BYTES = 1 << 30
 """Left to the process that runs the candidate: its context, its code, and what it writes to empty the caches."""
@@ -57,8 +57,8 @@ class ArgumentSet:
     def take_inputs(self, task, values, trial, weights, quick=False, is_probe=False):
         """New inputs and weights (by their seed), and what they should give.
 
-        `quick` asks eager only, for results of a program that is judged a second time; `is_probe` says that the values are
-        those of the task's probe.
+        `quick` asks eager only, for results of a program that is judged a second time; `is_probe` says that the values
+        are those of the task's probe.
         """
         self.trial = None
         self._is_clean = False
@@ -106,7 +106,8 @@ class ArgumentSet:
         self._pattern, self._is_clean = pattern, False
 
     def judge(self, quick_numbers=None):
-        """The facts on what lies there now; `quick_numbers` are those of `quick_rows`, where they were fetched already."""
+        """The facts on what lies there now; `quick_numbers` are those of `quick_rows`, where they were fetched
+        already."""
         if self._pattern is None or self.trial is None:
             raise Refusal("internal", "nothing was drawn for this set")
         if self._quick is not None:
@@ -144,8 +145,8 @@ class ArgumentSet:
         return facts
 
     def _known(self, results):
-        """The facts, if nothing was damaged and the run with the other pattern gave the same bits: an element that was not
-        written would hold another pattern. Most programs give the same, and are not compared a second time."""
+        """The facts, if nothing was damaged and the run with the other pattern gave the same bits: an element that was
+        not written would hold another pattern. Most programs give the same, and are not compared a second time."""
         kept, self._kept = self._kept, None
         if kept is None or kept[0] == self._pattern:
             return None
@@ -161,13 +162,18 @@ class ArgumentSet:
 
     def _verdicts(self, results):
         """What a glance finds right, and what the others are by measurement; and before them what was damaged."""
-        byte, triples = PATTERNS[self._pattern], list(zip(self.expectations, results, self._earlier_masks(), strict=True))
+        byte, triples = (
+            PATTERNS[self._pattern],
+            list(zip(self.expectations, results, self._earlier_masks(), strict=True)),
+        )
         comparisons = [
             glance.at(expectation, result, byte) or judge.Measurement(expectation, result, byte, earlier)
             for expectation, result, earlier in triples
         ]
         damaged, *numbers = judge.fetch([self._damage(), *[row for each in comparisons for row in each.rows]])
-        rows = [each.conclude(numbers) for each, numbers in zip(comparisons, _by_output(comparisons, numbers), strict=True)]
+        rows = [
+            each.conclude(numbers) for each, numbers in zip(comparisons, _by_output(comparisons, numbers), strict=True)
+        ]
         unclear = [place for place, each in enumerate(rows) if each is None]
         for place in unclear:
             comparisons[place] = judge.Measurement(*triples[place][:2], byte, triples[place][2])

@@ -42,8 +42,8 @@ class Twin:
         self._collect = collect
 
     def forward(self, values, mode=None):
-        """The outputs in float64, with the original's present weights and buffers; those that are no floats as they are. `mode` is a
-        dispatch mode in place of the one that keeps everything in float64."""
+        """The outputs in float64, with the original's present weights and buffers; those that are no floats as they
+        are. `mode` is a dispatch mode in place of the one that keeps everything in float64."""
         for own, original in zip(self._model.parameters(), self._original.parameters(), strict=True):
             own.copy_(original)
         for theirs, ours, key, buffer in self._homes:

@@ -13,9 +13,9 @@ of a draw with the exact answer r and eager's error e0 the scale is
                                                            and a tenth of S over the whole (not for half types and TF32)
 
 with A the median over the parts of rms(twin)/rms(r), and F the rounding of the answer itself. An answer is accepted if
-its error is at most `rms` S_g in root mean square and `largest` M_g in each element, where M_g is the largest of eager's
-errors, 4 S_g, and S_g times the twins' own ratio of largest and rms. The constants were found on a CPU with 50 tasks,
-474 honest and 636 dishonest answers (docs/kernels.md says what they let through).
+its error is at most `rms` S_g in root mean square and `largest` M_g in each element, where M_g is the largest of
+eager's errors, 4 S_g, and S_g times the twins' own ratio of largest and rms. The constants were found on a CPU with 50
+tasks, 474 honest and 636 dishonest answers (docs/kernels.md says what they let through).
 
 Products in TF32 have twins of their own, whose operands lose 13 bits, and constants so near to 1 that bfloat16, which
 loses 16, is refused. Eager's error belongs to them then: on a GPU it is that of TF32.
@@ -26,17 +26,18 @@ import functools
 import math
 
 import torch
-from double_precision import widened
 from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from double_precision import widened
 
 TWINS, TWINS_OF_FEW = 3, 8
 FEW = 32
 """Elements: statistics of fewer say little."""
 BLOCK = 1024
 CARRIED = 0.1
-"""Of the scale over the whole: what a part's own is at least, for float32 and float64. A running sum that is near zero for a
-while carries the roundings of when it was not."""
+"""Of the scale over the whole: what a part's own is at least, for float32 and float64. A running sum that is near zero
+for a while carries the roundings of when it was not."""
 SAMPLED = 4096
 """Parts whose median stands for that of all."""
 UNIT = 2.0**-24
@@ -44,8 +45,8 @@ UNIT = 2.0**-24
 WIDE_UNIT = 2.0**-53
 """The same of float64."""
 IN_FLOAT64 = 2.0**-40
-"""Where eager's error is smaller than that of the answer, it has computed an output of float64 in float64 from its inputs
-on; elsewhere such an output has passed through float32."""
+"""Where eager's error is smaller than that of the answer, it has computed an output of float64 in float64 from its
+inputs on; elsewhere such an output has passed through float32."""
 ACCUMULATION = 0.3
 """Of a sum of n terms: this times UNIT times the root of n."""
 MOST_TERMS = 1 << 16
@@ -55,8 +56,18 @@ HALVES = (torch.float16, torch.bfloat16)
 
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "convolution", "mv", "dot", "addmv"}
 SUMS = {
-    "sum", "mean", "cumsum", "cumprod", "prod", "linalg_vector_norm", "norm", "var", "logcumsumexp", "var_mean", "std",
-}  # fmt: skip
+    "sum",
+    "mean",
+    "cumsum",
+    "cumprod",
+    "prod",
+    "linalg_vector_norm",
+    "norm",
+    "var",
+    "logcumsumexp",
+    "var_mean",
+    "std",
+}
 RUNNING_PRODUCTS = {"cumprod", "prod"}
 ADDED_TO = {"addmm", "baddbmm", "addmv"}
 EXACT = {
@@ -110,18 +121,15 @@ def norms(values, shape, family):
 
 
 def part_norms(values, shape, order):
-    """By family the norms of its parts, in float64: of order 2 (not yet divided by the elements) or infinity. The same as
-    `norms` for each family, from fewer passes over the elements: one for the blocks and one for the dimensions on either
-    side of a split; of these the norms follow as norms of norms."""
+    """By family the norms of its parts, in float64: of order 2 (not yet divided by the elements) or infinity. The same
+    as `norms` for each family, from fewer passes over the elements: one for the blocks and one for the dimensions on
+    either side of a split; of these the norms follow as norms of norms."""
     wanted = families(shape)
     found, places = {}, [family for family in wanted if isinstance(family, int)]
     if "block" in wanted:
         found["block"] = _norm(values[: values.numel() // BLOCK * BLOCK].view(-1, BLOCK), order, [1])
     split, from_blocks = _split(tuple(shape), tuple(places), "block" in wanted)
-    if from_blocks:
-        leading = found["block"].view(*shape[:split], -1)
-    else:
-        leading = values.view(*shape[:split], -1)
+    leading = found["block"].view(*shape[:split], -1) if from_blocks else values.view(*shape[:split], -1)
     found |= _along(leading, [(place, place) for place in places if place < split], list(range(split)), order)
     trailing = values.view(-1, *shape[split:])
     kept = list(range(1, trailing.dim()))
@@ -155,8 +163,8 @@ def _whole(values, found, places, order):
 
 @functools.lru_cache(maxsize=256)
 def _split(shape, places, has_blocks):
-    """Before which dimension to split, so that the fewest numbers are read; and whether what stands before it follows from
-    the norms of blocks."""
+    """Before which dimension to split, so that the fewest numbers are read; and whether what stands before it follows
+    from the norms of blocks."""
     count = math.prod(shape)
 
     def cost(split):
@@ -186,8 +194,8 @@ def _size(shape, family):
 
 
 def _median(values, valid):
-    """Of those that are valid, at most some thousand of them: sorting all blocks of an output would take longer than the
-    forward. 0 without any. A tensor, so that nobody waits for the GPU."""
+    """Of those that are valid, at most some thousand of them: sorting all blocks of an output would take longer than
+    the forward. 0 without any. A tensor, so that nobody waits for the GPU."""
     step = max(1, values.numel() // SAMPLED)
     values, valid = values[::step], valid[::step]
     return values.masked_fill(~valid, math.nan).nanmedian().nan_to_num(nan=0.0)
@@ -197,8 +205,8 @@ def _median(values, valid):
 
 
 class Noise(TorchDispatchMode):
-    """Random rounding of what each operator computes, in float64. What is not known as exact, a sum or a product is taken
-    apart where torch can do that, and counts as rounded once where it can't."""
+    """Random rounding of what each operator computes, in float64. What is not known as exact, a sum or a product is
+    taken apart where torch can do that, and counts as rounded once where it can't."""
 
     def __init__(self, seed, half_epsilon, in_tf32, unit=UNIT):
         super().__init__()
@@ -339,21 +347,36 @@ class Bounds:
         self._shape = tuple(shape)
         half = dtype in HALVES
         # A half type's answer is rounded itself: half a unit in the last place, uniformly.
-        floor = 0.21 * torch.finfo(dtype).eps if half else 2 * UNIT if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+        floor = (
+            0.21 * torch.finfo(dtype).eps
+            if half
+            else 2 * UNIT
+            if dtype == torch.float32
+            else 4 * torch.finfo(dtype).eps
+        )
         tiny = torch.finfo(dtype).smallest_normal if dtype != torch.float16 else 2.0**-24
         self.by_family, self._over_all = {}, [0.0] * len(kinds)
-        squares, peaks, sizes = (part_norms(*each) for each in ((error, shape, 2), (error, shape, math.inf), (answer, shape, 2)))
+        squares, peaks, sizes = (
+            part_norms(*each) for each in ((error, shape, 2), (error, shape, math.inf), (answer, shape, 2))
+        )
         for family in families(shape):
             root = math.sqrt(_size(shape, family))
             own, own_largest, size = squares[family] / root, peaks[family], sizes[family] / root
-            allowed = [self._of_kind(at, kind, family, own, own_largest, size, floor, tiny) for at, kind in enumerate(kinds)]
+            allowed = [
+                self._of_kind(at, kind, family, own, own_largest, size, floor, tiny) for at, kind in enumerate(kinds)
+            ]
             self.by_family[family] = tuple(torch.stack(each).amax(0) for each in zip(*allowed, strict=True))
         rms, largest = self.by_family.pop(None)
         self.whole = torch.cat([rms, largest])
         # The largest element of the answer is no smaller than the root of the mean square of any of its blocks.
-        at_least = (sizes["block"].amax(0, keepdim=True) / math.sqrt(BLOCK)) if "block" in sizes else sizes[None] / math.sqrt(math.prod(shape))
+        at_least = (
+            (sizes["block"].amax(0, keepdim=True) / math.sqrt(BLOCK))
+            if "block" in sizes
+            else sizes[None] / math.sqrt(math.prod(shape))
+        )
         self.known = torch.cat([squares[None], peaks[None], sizes[None], at_least])
-        """Of eager's error the norm and the largest, of the answer the norm, and a bound from below of its largest element."""
+        """Of eager's error the norm and the largest, of the answer the norm, and a bound from below of its largest
+        element."""
 
     def _of_kind(self, at, kind, family, own, own_largest, size, floor, tiny):
         scale = kind.relative[family] * size

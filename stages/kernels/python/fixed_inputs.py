@@ -1,8 +1,8 @@
 """Inputs that `get_inputs()` makes without random numbers: the same in each draw, unless they are made others.
 
-A mask, positions, a ramp beside inputs that are drawn would let a candidate remember what it worked out from them. So an
-input that several draws show to be equal is varied as `variation.py` says, in each draw, for eager, its float64 twin, the
-baselines and the candidate alike. A task whose forward bears no other values there is refused.
+A mask, positions, a ramp beside inputs that are drawn would let a candidate remember what it worked out from them. So
+an input that several draws show to be equal is varied as `variation.py` says, in each draw, for eager, its float64
+twin, the baselines and the candidate alike. A task whose forward bears no other values there is refused.
 """
 
 import inputs
@@ -31,20 +31,23 @@ class FixedInputs:
         self._varied = {}
 
     def settle(self, values, fixed, names, bears, seeds):
-        """Finds out how each can be varied. `bears` says whether the forward does with these values; `seeds` are some to
-        try. Gives the positions of those that stay as they are."""
+        """Finds out how each can be varied. `bears` says whether the forward does with these values; `seeds` are some
+        to try. Gives the positions of those that stay as they are."""
         staying = []
         for place in fixed:
             variation = Variation(values[place])
             if not variation.can_vary:
                 staying.append(place)
                 continue
-            level = next((level for level in LEVELS if self._is_borne(place, variation, level, values, bears, seeds)), None)
+            level = next(
+                (level for level in LEVELS if self._is_borne(place, variation, level, values, bears, seeds)), None
+            )
             if level is not None:
                 self._varied[place] = (variation, level)
             elif values[place].numel() > 1:
                 raise unsupported(
-                    f"get_inputs() gives the same {names[place]} in each draw, and the forward bears no other values there",
+                    f"get_inputs() gives the same {names[place]} in each draw, "
+                    "and the forward bears no other values there",
                     "let get_inputs() draw it at random: what is worked out from it could be remembered",
                 )
             else:

@@ -1,5 +1,5 @@
-"""The short way of a whole judgement. Most answers are plainly right, which a few passes over their elements show; finding
-out what is wrong with an answer takes some twenty (`judge.Measurement`).
+"""The short way of a whole judgement. Most answers are plainly right, which a few passes over their elements show;
+finding out what is wrong with an answer takes some twenty (`judge.Measurement`).
 
 A glance gives the numbers that a measurement would give, or says that it can't: then the answer is measured. So nothing
 is called wrong here, and what is called right has the same facts. It takes as given, and checks afterwards by what it
@@ -8,8 +8,9 @@ found, that no element is excused, none is wrong, none is not finite, not all ar
 
 import math
 
-import judge
 import torch
+
+import judge
 from element_types import pattern_number
 
 CLOSE = 1e-6

@@ -8,7 +8,17 @@ import ctypes
 # Attributes are numbered from 1; what newer drivers add is not asked for.
 ATTRIBUTES = 150
 # Which slot a card is in: it differs between cards that are the same in all else.
-OF_ONE_CARD = (33, 34, 50, 85, 130, 131, 134, 139, 140)  # PCI bus, device, domain; a board's group; NUMA; PCI identifiers
+OF_ONE_CARD = (
+    33,
+    34,
+    50,
+    85,
+    130,
+    131,
+    134,
+    139,
+    140,
+)  # PCI bus, device, domain; a board's group; NUMA; PCI identifiers
 
 
 class DriverError(RuntimeError):

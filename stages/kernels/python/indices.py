@@ -4,7 +4,8 @@ Where values are equal, any of their places is a right answer, and kernels that 
 eager does. So while eager runs, whatever picks places is watched; an output that is one of these results is judged by
 the values there: they must equal those that eager's indices lead to, and a sort's places must all differ.
 
-With so many equal values that half of them always holds the answer, half of the work is enough: such a task is degenerate.
+With so many equal values that half of them always holds the answer, half of the work is enough: such a task is
+degenerate.
 """
 
 import dataclasses

@@ -11,6 +11,7 @@ import random
 
 import numpy.random
 import torch
+
 from refusal import Refusal, unsupported
 
 MASK = (1 << 63) - 1
@@ -24,7 +25,8 @@ def derive(secret, purpose, index):
 
 
 def seed_everything(seed):
-    # Not torch.manual_seed: for devices that are not in use it keeps a growing list of calls, each with a formatted stack.
+    # Not torch.manual_seed: for devices that are not in use it keeps a growing list of calls, each with a formatted
+    # stack.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)

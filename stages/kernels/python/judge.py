@@ -4,15 +4,16 @@ Everything is computed where the tensors are, in chunks so that a large output n
 one row of numbers for each chunk; all rows of a set come to the host together. `Expectation` is made at a draw,
 `Measurement` starts the comparison, `Verdict` reads its rows.
 
-Most draws have finite numbers only and most answers are right, which few passes over the elements show: an expectation is
-first described as if all of it were finite, and described again if it is not; an answer is measured if `glance.py`
+Most draws have finite numbers only and most answers are right, which few passes over the elements show: an expectation
+is first described as if all of it were finite, and described again if it is not; an answer is measured if `glance.py`
 does not find it right.
 """
 
 import math
 
-import error_model
 import torch
+
+import error_model
 from element_types import bits, pattern_word
 from policy import TOLERANCE, multiple
 from refusal import unsupported
@@ -54,8 +55,8 @@ class Expectation:
     """
 
     def __init__(self, policy, name, eager, reference, kinds=None, picked=None):
-        """`kinds` are those of error_model.py; without any, multiples of eager's own error are allowed. `picked` is what
-        an output of indices points into: indices.py."""
+        """`kinds` are those of error_model.py; without any, multiples of eager's own error are allowed. `picked` is
+        what an output of indices points into: indices.py."""
         self.name = name
         self.picked = picked
         self.shape = tuple(eager.shape)
@@ -73,7 +74,8 @@ class Expectation:
             self._describe_all()
 
     def _describe_as_finite(self):
-        """With nothing left out: what is not finite shows in the numbers, and `settle` then wants another description."""
+        """With nothing left out: what is not finite shows in the numbers, and `settle` then wants another
+        description."""
         errors = torch.empty(self.total, dtype=torch.float64, device=self.eager.device)
         for start, stop in chunks(self.total):
             # Of two types: computed in float64.
@@ -194,8 +196,8 @@ class Expectation:
 
 
 def expect(policy, names, eager, references, kinds=None, picked=None):
-    """Expectations of all outputs, with one wait for the device, and a second where something is not finite. For each output: kinds of error_model.py, and what
-    it points into (indices.py)."""
+    """Expectations of all outputs, with one wait for the device, and a second where something is not finite. For each
+    output: kinds of error_model.py, and what it points into (indices.py)."""
     kinds, picked = ([None] * len(names) if each is None else each for each in (kinds, picked))
     expectations = [Expectation(policy, *each) for each in zip(names, eager, references, kinds, picked, strict=True)]
     while pending := [expectation for expectation in expectations if expectation.pending()]:

@@ -6,12 +6,13 @@
 | `strict` | against a float64 forward: errors within the bounds of error_model.py | no |
 | `tf32` | as `strict`, or as products in TF32 | yes |
 
-Where there are no bounds, rms and largest error may be m times eager's own: m is 32 for float32 and float64 and 4 for half
-types. Eager's own error counts as at least one rounding: the element type's epsilon times the rms (or the largest
+Where there are no bounds, rms and largest error may be m times eager's own: m is 32 for float32 and float64 and 4 for
+half types. Eager's own error counts as at least one rounding: the element type's epsilon times the rms (or the largest
 magnitude) of the float64 answer. Integers and booleans must be equal.
 """
 
 import torch
+
 from refusal import Refusal
 
 TOLERANCE = 1e-2

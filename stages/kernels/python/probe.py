@@ -1,19 +1,21 @@
 """A draw of sparse inputs among the others.
 
-Where many terms are added up, what honest rounding may be off hides fewer digits, and terms left out. In one of the five
-draws that a verdict is made of, which one follows from the secret, most elements of one input are zeros, but for those at
-the ends of its dimensions: sums have few terms there, so honest arithmetic is nearly exact. The rule of bounds is the same, with noisy twins of such a draw.
+Where many terms are added up, what honest rounding may be off hides fewer digits, and terms left out. In one of the
+five draws that a verdict is made of, which one follows from the secret, most elements of one input are zeros, but for
+those at the ends of its dimensions: sums have few terms there, so honest arithmetic is nearly exact. The rule of bounds
+is the same, with noisy twins of such a draw.
 
 Only where all float outputs are float32, under the policy `strict`: elsewhere the bounds are too near to honest
-arithmetic to be asked twice. And only where the forward bears it: what was finite stays so, outputs don't vanish, and the
-twins' error relative to the answer is not much larger than with full inputs.
+arithmetic to be asked twice. And only where the forward bears it: what was finite stays so, outputs don't vanish, and
+the twins' error relative to the answer is not much larger than with full inputs.
 """
 
 import dataclasses
 
+import torch
+
 import error_model
 import inputs
-import torch
 from refusal import Refusal
 
 DRAWS = 5
@@ -61,7 +63,8 @@ def sparse(values, place, share, seed):
 
 
 def find(task, values, eager, kinds, seed):
-    """The probe of a task, from a draw with what eager gave and the kinds of its outputs; `None` where it bears none."""
+    """The probe of a task, from a draw with what eager gave and the kinds of its outputs; `None` where it bears
+    none."""
     is_strict = task.policy.name == "strict" and kinds is not None
     floats = [output for output in eager if output.is_floating_point()]
     if not (is_strict and floats and all(output.dtype == torch.float32 for output in floats)):
@@ -69,7 +72,10 @@ def find(task, values, eager, kinds, seed):
     places = [
         place
         for place, value in enumerate(values)
-        if isinstance(value, torch.Tensor) and value.dtype == torch.float32 and value.numel() >= SMALLEST and place not in task.fixed_places
+        if isinstance(value, torch.Tensor)
+        and value.dtype == torch.float32
+        and value.numel() >= SMALLEST
+        and place not in task.fixed_places
     ]
     for place in sorted(places, key=lambda place: -values[place].numel()):
         share = min(LARGEST_SHARE, max(LEAST_SHARE, TERMS / max(values[place].shape)))
@@ -93,7 +99,11 @@ def _studied(task, values, full, kinds):
         task.restore()
         return None
     # Much less exact than with full inputs: it divides by what nearly vanishes, and no two draws are alike.
-    pairs = [(one, other) for ones, others in zip(kinds, found, strict=True) for one, other in zip(ones or (), others or (), strict=True)]
+    pairs = [
+        (one, other)
+        for ones, others in zip(kinds, found, strict=True)
+        for one, other in zip(ones or (), others or (), strict=True)
+    ]
     return found if all(other.relative[None] <= MOST_TIMES * one.relative[None] for one, other in pairs) else None
 
 
@@ -104,5 +114,7 @@ def _bears(full, output):
         return True
     if bool((full.isfinite() & ~output.isfinite()).any()):
         return False
-    before, after = (torch.linalg.vector_norm(each.nan_to_num(0.0, 0.0, 0.0), dtype=torch.float64).item() for each in (full, output))
+    before, after = (
+        torch.linalg.vector_norm(each.nan_to_num(0.0, 0.0, 0.0), dtype=torch.float64).item() for each in (full, output)
+    )
     return after >= LEAST_SIZE * before > 0

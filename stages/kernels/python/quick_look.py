@@ -7,8 +7,9 @@ allowed. What is not clearly right is not called wrong either: the whole judgeme
 
 import math
 
-import judge
 import torch
+
+import judge
 from element_types import as_words
 from policy import TOLERANCE
 
@@ -25,7 +26,9 @@ class Limits:
     def __init__(self, expectations):
         # Where eager itself is not finite, only the whole judgement knows what to make of it.
         self.is_usable = not any(expectation.irregular for expectation in expectations)
-        self.each = [(each.name, each.exact, each.elementwise, each.allowed_rms, each.allowed_max) for each in expectations]
+        self.each = [
+            (each.name, each.exact, each.elementwise, each.allowed_rms, each.allowed_max) for each in expectations
+        ]
 
 
 class Expected:
@@ -53,8 +56,8 @@ class Expected:
 
 
 def _compare(limit, expected, actual):
-    """Three numbers: rms and largest error; for `paper` the largest excess over the tolerance, for exact types whether any
-    differs; and whether all may be zero where it should not be, last."""
+    """Three numbers: rms and largest error; for `paper` the largest excess over the tolerance, for exact types whether
+    any differs; and whether all may be zero where it should not be, last."""
     _, exact, elementwise, _, _ = limit
     expected = expected.contiguous()
     if exact:
@@ -98,6 +101,15 @@ def _is_right(limit, row):
 
 
 def _output(name, expected):
-    nothing = ("reason", "worst", "unwritten", "first_unwritten", "error_rms", "reference_error_rms", "allowed_rms", "part")
+    nothing = (
+        "reason",
+        "worst",
+        "unwritten",
+        "first_unwritten",
+        "error_rms",
+        "reference_error_rms",
+        "allowed_rms",
+        "part",
+    )
     facts = dict.fromkeys(nothing)
     return facts | {"name": name, "pass": True, "mismatched": 0, "total": expected.numel(), "nonfinite": 0, "held": 0}

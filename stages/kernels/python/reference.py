@@ -3,11 +3,11 @@
     python reference.py --device cpu|cuda:N [--parent-pid P] [--arena-limit BYTES] [--compiler]
 
 imports torch without touching CUDA, prints one line `{"ready": true, "torch", "cuda", "python", "device"}`, and forks a
-worker for each connection: importing takes seconds, a fork milliseconds. Its standard input is a Unix socket, over which
-connections come as descriptors, each with one byte: there is no name that anybody else could connect to. It ends when
-that closes, and its workers end with it; a worker ends with its connection, and its crash costs nobody else anything:
-its client reads an error of the kind `ended`.
-Nothing of a candidate ever runs here. Task code does: what it prints goes to stderr.
+worker for each connection: importing takes seconds, a fork milliseconds. Its standard input is a Unix socket, over
+which connections come as descriptors, each with one byte: there is no name that anybody else could connect to. It ends
+when that closes, and its workers end with it; a worker ends with its connection, and its crash costs nobody else
+anything: its client reads an error of the kind `ended`. Nothing of a candidate ever runs here. Task code does: what it
+prints goes to stderr.
 
 Messages are JSON lines. A worker first sends `{"hello": {"pid"}}`; then each request gets one reply, `{"ok": {…}}` or
 `{"error": {"kind", "message", "hint", "line"}}`, in order (kinds: refusal.py). Numbers that are NaN or infinite are
@@ -50,7 +50,7 @@ pid. A worker whose GPU context an error has spoilt replies and ends.
   `allowed_rms`: the last three null where the policy has no use for them.
 - `red_zones`: `near` (a tensor, or "scratch"), `side` ("before" or "after") and `offset` of the nearest byte that was
   written, counted from 0 at the tensor's end, or from 1 backwards at its start.
-"""
+"""  # noqa: E501 (a table)
 
 import argparse
 import collections
@@ -70,13 +70,14 @@ import isolation
 
 fork_server.prepare_environment(os.environ, threads=os.environ.get("CUDA_AGENT_THREADS", "1"))
 
+import torch  # noqa: E402
+import torch._dynamo  # noqa: E402  the first dispatch mode of a process imports it: seconds, better spent once
+
 import arena as arenas  # noqa: E402
 import inputs  # noqa: E402
 import probe  # noqa: E402
 import screen  # noqa: E402
 import timing  # noqa: E402
-import torch  # noqa: E402
-import torch._dynamo  # noqa: E402  the first dispatch mode of a process imports it: seconds, better spent once
 from ahead import CARD_SHARE, FREE_SHARE, Ahead  # noqa: E402
 from argument_sets import ArgumentSets  # noqa: E402
 from gpu_facts import gpu_facts  # noqa: E402
@@ -243,7 +244,9 @@ class Worker:
         self._trim_stock()
         task = self._task(Fields(fields.get("task", dict)).task())
         if task.degenerate is not None:
-            raise unsupported(task.degenerate, "no answer to it deserves a verdict: use another policy, sizes or inputs")
+            raise unsupported(
+                task.degenerate, "no answer to it deserves a verdict: use another policy, sizes or inputs"
+            )
         with task.running():
             self._sets = ArgumentSets(task, self.arena, scratch, sets, available_memory(self.device))
         self._secret = secret
@@ -561,7 +564,9 @@ def parse_arguments():
     parser.add_argument("--device", required=True)
     parser.add_argument("--parent-pid", type=int)
     parser.add_argument("--arena-limit", type=int)
-    parser.add_argument("--compiler", action="store_true", help="import a GPU's compiler once, for all workers but the first")
+    parser.add_argument(
+        "--compiler", action="store_true", help="import a GPU's compiler once, for all workers but the first"
+    )
     return parser.parse_args()
 
 
@@ -582,10 +587,14 @@ def main():
     server = fork_server.ForkServer(
         socket.socket(fileno=0),
         lambda message, descriptors: work(message, descriptors, device, arguments.arena_limit),
-        message_bytes=1, most_descriptors=1, started=lambda descriptors: descriptors, ended=ended,
-        # The first worker, which checks, learns its task meanwhile. Should it be asked for a compiled baseline, it imports by itself.
+        message_bytes=1,
+        most_descriptors=1,
+        started=lambda descriptors: descriptors,
+        ended=ended,
+        # The first worker, which checks, learns its task meanwhile. Should it be asked for a compiled baseline, it
+        # imports by itself.
         after_first=fork_server.import_gpu_compiler if arguments.compiler else None,
-    )  # fmt: skip
+    )
     try:
         server.serve()
     finally:

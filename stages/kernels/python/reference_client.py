@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 
+import torch
+
 import arena
 import element_types
-import torch
 
 HERE = pathlib.Path(__file__).resolve().parent
 TYPES = {name: dtype for dtype, name in element_types.NAMES.items()}
@@ -165,11 +166,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 {constants}
 class Model(nn.Module):
-    def __init__(self{', ' + init_arguments if init_arguments else ''}):
+    def __init__(self{", " + init_arguments if init_arguments else ""}):
         super().__init__()
         {init}
-    def forward(self, {forward.split(':', 1)[0]}):
-        {forward.split(':', 1)[1].strip()}
+    def forward(self, {forward.split(":", 1)[0]}):
+        {forward.split(":", 1)[1].strip()}
 def get_inputs():
     return {inputs}
 def get_init_inputs():

@@ -15,17 +15,18 @@ Each degenerate answer is compared under the task's own policy with what was exp
 | `tf32` | the same forward with TF32 products (on a GPU) |
 
 `sensitivity` says how much `without:x` changes the outputs: the rms of the difference over the rms of the output.
-"""
+"""  # noqa: E501 (a table)
 
 import copy
 import math
 
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
 import inputs
 import judge
-import torch
 from refusal import first_line
 from task import WEIGHTS_SECRET
-from torch.utils._python_dispatch import TorchDispatchMode
 
 MOST_OPERATORS = 64
 MOST_WEIGHTS = 64
@@ -33,8 +34,7 @@ MOST_WEIGHTS = 64
 
 def screen(task):
     """The whole report."""
-    for report in parts(task):
-        pass
+    *_, report = parts(task)
     return report
 
 

@@ -9,6 +9,8 @@ import inspect
 import math
 import time
 
+import torch
+
 import counting
 import error_model
 import indices
@@ -16,7 +18,6 @@ import inputs
 import judge
 import probe
 import quick_look
-import torch
 from arena import check_fits
 from double_precision import Twin
 from element_types import NAMES, bits, is_plain, same_bits
@@ -96,7 +97,9 @@ class Task:
         self._study_randomness(first, outputs)
         if self.fixed_places:
             self._study_fixed_inputs(first, outputs)
-            first, second = (self._fixed.vary(values, seed) for values, seed in zip((first, second), seeds, strict=True))
+            first, second = (
+                self._fixed.vary(values, seed) for values, seed in zip((first, second), seeds, strict=True)
+            )
             outputs = self.forward(first)
         others = self.forward(second)
         if [output.shape for output in others] != self._output_shapes:
@@ -120,7 +123,7 @@ class Task:
             self._study_fixed_value(names[position], value)
         self.check_draw(second)
         self._argument_names = names
-        self.fixed_places = find(first, second, lambda number: self._another_draw(number))
+        self.fixed_places = find(first, second, self._another_draw)
         self.fixed_inputs = [names[place] for place in self.fixed_places]
 
     def _another_draw(self, number):
@@ -216,8 +219,8 @@ class Task:
             return False
 
     def _study_errors(self, first, eager):
-        """How far honest arithmetic may be off. Without noisy twins, which not every forward bears, eager's own error is
-        the only measure."""
+        """How far honest arithmetic may be off. Without noisy twins, which not every forward bears, eager's own error
+        is the only measure."""
         exact = self.exact(first, eager)
         try:
             self.error_kinds = error_model.study(self.twin, first, eager, exact, self.policy.name)
@@ -269,7 +272,8 @@ class Task:
 
     def working_bytes(self):
         """About what screening takes of a GPU's memory: two draws of the inputs, the state and a copy of its largest
-        part, four times the outputs (eager's, the expected ones, an answer's, and that as it is compared), a forward."""
+        part, four times the outputs (eager's, the expected ones, an answer's, and that as it is compared), a
+        forward."""
         if self.device.type != "cuda":
             return 0
         count = len(self.input_names)

@@ -12,6 +12,7 @@ import sys
 import types
 
 import torch
+
 from refusal import Refusal, blame
 
 

@@ -1,4 +1,5 @@
-"""Tests of runs that are drawn before the clock starts and judged after it: each on inputs and poison of its own, and by what it left itself."""
+"""Tests of runs that are drawn before the clock starts and judged after it: each on inputs and poison of its own, and
+by what it left itself."""
 
 import pathlib
 import sys
@@ -9,12 +10,23 @@ torch = pytest.importorskip("torch")
 
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent)]
 
-import arena  # noqa: E402
-import reference as program  # noqa: E402
-from element_types import PATTERNS  # noqa: E402
-from reference_client import (  # noqa: E402
-    Failure, Reference, keep_the_last, make_task, model, open_arena, softmax, spoil_one, write_beside, write_input,
-)  # fmt: skip
+import itertools
+
+import arena
+import reference as program
+from element_types import PATTERNS
+from reference_client import (
+    Failure,
+    Reference,
+    keep_the_last,
+    make_task,
+    model,
+    open_arena,
+    softmax,
+    spoil_one,
+    write_beside,
+    write_input,
+)
 
 SOFTMAX = model("x: return torch.softmax(x, -1)", "[torch.randn(64, 1000)]")
 LINEAR = model("x: return self.layer(x)", "[torch.randn(32, 64)]", "self.layer = nn.Linear(64, 48)")
@@ -94,7 +106,7 @@ def test_each_run_has_weights_of_its_own_and_is_judged_by_them(reference, quick)
             linear(arguments)
 
         assert all(map(is_well, clock.run(candidate, 4, quick)))
-        assert not any(torch.equal(one, other) for one, other in zip(seen, seen[1:]))
+        assert not any(torch.equal(one, other) for one, other in itertools.pairwise(seen))
 
 
 def test_a_run_with_the_weights_of_another_is_wrong(reference):
@@ -176,7 +188,7 @@ def test_inputs_are_drawn_anew_for_each_run_and_as_ever(reference):
         for trial in clock.trials(4):
             clock.sets[0].draw(trial)
             drawn.append(clock.sets[0]["x"].clone())
-        assert all(torch.equal(one, other) for one, other in zip(seen, drawn))
+        assert all(torch.equal(one, other) for one, other in zip(seen, drawn, strict=True))
         assert len({tensor.numpy().tobytes() for tensor in seen}) == 4
 
 
@@ -295,7 +307,9 @@ def test_baselines_run_with_the_inputs_and_weights_of_the_run_in_the_set(worker)
     forward = task.forward
 
     def watched(values, model=None):
-        seen.append([values[0].clone(), task.model.layer.weight.detach().clone(), task.model.layer.bias.detach().clone()])
+        seen.append(
+            [values[0].clone(), task.model.layer.weight.detach().clone(), task.model.layer.bias.detach().clone()]
+        )
         return forward(values, model)
 
     task.forward = watched

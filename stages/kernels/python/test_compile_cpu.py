@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
-from reference_client import Failure, Reference, make_task, model  # noqa: E402
+from reference_client import Failure, Reference, make_task, model
 
 CODE = model("x: return torch.relu(x) * 2 + 1", "[torch.randn(64, 64)]")
 BROKEN = model("x: return x * 2 if not torch.compiler.is_compiling() else x.nothing()", "[torch.randn(4)]")
@@ -35,7 +35,7 @@ def test_compiling_timing_and_a_cache_for_the_next(tmp_path, monkeypatch):
             (arguments,) = connection.begin(make_task(BROKEN))
             arguments.draw()
             assert "nothing" in connection.ask("prepare", which="compile")["error"]
-            with pytest.raises(Failure, match="torch.compile failed"):
+            with pytest.raises(Failure, match=r"torch\.compile failed"):
                 connection.ask("time", which="compile", set=0)
             assert connection.ask("time", which="eager", set=0)["ms"] > 0
             print(f"first {first['seconds']:.1f} s, with the cache {again['seconds']:.1f} s")

@@ -1,4 +1,5 @@
-"""What the bounds tell apart: for each kind of arithmetic an honest answer, and one that leaves work out or rounds more."""
+"""What the bounds tell apart: for each kind of arithmetic an honest answer, and one that leaves work out or rounds
+more."""
 
 import pathlib
 import sys
@@ -11,8 +12,8 @@ torch = pytest.importorskip("torch")
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
-import error_model  # noqa: E402
-from reference_client import Failure, Reference, make_task, model  # noqa: E402
+import error_model
+from reference_client import Failure, Reference, make_task, model
 
 BF16 = torch.bfloat16
 
@@ -49,7 +50,9 @@ def sequential_sum(x):
 
 
 SUM = model("x: return x.sum(0)", "[torch.rand(40000, 24)]")
-GATED = model("x, g: return x * g", "[torch.randn(64, 200), 10.0 ** -torch.linspace(0, 9, 64)[:, None] * torch.rand(64, 1)]")
+GATED = model(
+    "x, g: return x * g", "[torch.randn(64, 200), 10.0 ** -torch.linspace(0, 9, 64)[:, None] * torch.rand(64, 1)]"
+)
 CUMPROD = model("x: return torch.cumprod(x, 1)", "[torch.rand(40, 400) * 0.2 + 0.85]")
 PRODUCT = model("a, b: return a @ b", "[torch.randn(96, 256), torch.randn(256, 64)]")
 PRODUCT_IN_HALF = model(
@@ -93,11 +96,15 @@ HONEST = {
     "a product in TF32": (PRODUCT, "tf32", lambda a: in_bits(a["a"], 11) @ in_bits(a["b"], 11)),
     "a product in float32 under tf32": (PRODUCT, "tf32", lambda a: a["a"] @ a["b"]),
     "a product of half types": (PRODUCT_IN_HALF, "strict", lambda a: (a["a"].float() @ a["b"].float()).to(BF16)),
-    "a product in float64": (PRODUCT_IN_DOUBLE, "strict", lambda a: sum(a["a"][:, k, None] * a["b"][k] for k in range(256))),
+    "a product in float64": (
+        PRODUCT_IN_DOUBLE,
+        "strict",
+        lambda a: sum(a["a"][:, k, None] * a["b"][k] for k in range(256)),
+    ),
     "elements in float64": (SQUARES_IN_DOUBLE, "strict", lambda a: a["x"].square().add(1 / 3)),
     "floats as doubles": (FLOATS_AS_DOUBLES, "strict", lambda a: (e := torch.exp(a["x"])) / e.sum(-1, keepdim=True)),
     "a softmax in two passes": (SOFTMAX, "strict", lambda a: (e := torch.exp(a["x"])) / e.sum(-1, keepdim=True)),
-}  # fmt: skip
+}
 
 DISHONEST = {
     "a part of a sum": (SUM, "strict", lambda a: a["x"][:39000].sum(0) * (40000 / 39000)),
@@ -108,9 +115,13 @@ DISHONEST = {
     "a product in bytes": (PRODUCT_IN_HALF, "strict", lambda a: (in_int8(a["a"]) @ in_int8(a["b"].T).T).to(BF16)),
     "a product of float64 in float32": (PRODUCT_IN_DOUBLE, "strict", lambda a: a["a"].float() @ a["b"].float()),
     "elements of float64 in float32": (SQUARES_IN_DOUBLE, "strict", lambda a: a["x"].float().square().double() + 1 / 3),
-    "one wrong row": (SOFTMAX, "strict", lambda a: torch.cat([torch.softmax(a["x"][:-1], -1), torch.full((1, 1000), 1e-3)])),
+    "one wrong row": (
+        SOFTMAX,
+        "strict",
+        lambda a: torch.cat([torch.softmax(a["x"][:-1], -1), torch.full((1, 1000), 1e-3)]),
+    ),
     "rows by a cheaper exponential": (SOFTMAX, "strict", lambda a: in_bits(torch.softmax(a["x"], -1), 14)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HONEST)
@@ -144,7 +155,7 @@ def test_the_part_is_named(connection):
     ids=["means in bfloat16", "tiny", "a scalar", "dead"],
 )
 def test_a_task_that_a_constant_answers_is_refused(connection, code, policy):
-    with pytest.raises(Failure, match="the task is degenerate under the policy .* a constant passes for out"):
+    with pytest.raises(Failure, match=r"the task is degenerate under the policy .* a constant passes for out"):
         connection.begin(make_task(code, policy))
 
 
@@ -216,14 +227,15 @@ def test_parts():
 
 def passes_all_draws(connection, code, answer):
     (arguments,) = connection.begin(make_task(code))
-    return [
-        arguments.run(lambda a: a["out"].copy_(answer(a)), trial=trial)["outputs"][0]["pass"] for trial in range(5)
-    ]
+    return [arguments.run(lambda a: a["out"].copy_(answer(a)), trial=trial)["outputs"][0]["pass"] for trial in range(5)]
 
 
 def test_a_sparse_draw_shows_two_terms_for_three(connection):
-    """Of a long sum, whose rounding hides as much in the other draws. Which of the five it is follows from the secret."""
-    honest = passes_all_draws(connection, LONG_PRODUCT, lambda a: sum(a["a"][:, k, None] * a["b"][k] for k in range(2053)))
+    """Of a long sum, whose rounding hides as much in the other draws. Which of the five it is follows from the
+    secret."""
+    honest = passes_all_draws(
+        connection, LONG_PRODUCT, lambda a: sum(a["a"][:, k, None] * a["b"][k] for k in range(2053))
+    )
     assert honest == [True] * 5
     halves = passes_all_draws(connection, LONG_PRODUCT, lambda a: in_bits(a["a"], 17) @ in_bits(a["b"], 17))
     assert halves.count(False) == 1
@@ -256,11 +268,15 @@ def test_the_sparse_draw_has_few_elements_and_follows_the_secret(connection):
     assert len(places) > 1
 
 
-@pytest.mark.parametrize("forward, drawn", [
-    ("x: return x / x.abs().sum(1, keepdim=True)", "[torch.rand(400, 8)]"),
-    ("x: return torch.log(x)", "[torch.rand(40, 300) + 0.1]"),
-    ("x: return x.half() * 2", "[torch.rand(40, 300)]"),
-], ids=["nothing over nothing", "a logarithm", "half"])  # fmt: skip
+@pytest.mark.parametrize(
+    "forward, drawn",
+    [
+        ("x: return x / x.abs().sum(1, keepdim=True)", "[torch.rand(400, 8)]"),
+        ("x: return torch.log(x)", "[torch.rand(40, 300) + 0.1]"),
+        ("x: return x.half() * 2", "[torch.rand(40, 300)]"),
+    ],
+    ids=["nothing over nothing", "a logarithm", "half"],
+)
 def test_a_forward_that_bears_no_zeros_gets_none(connection, forward, drawn):
     (arguments,) = connection.begin(make_task(model(forward, drawn)))
     for trial in range(5):

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
-from reference_client import Failure, Reference, make_task, model  # noqa: E402
-from variation import LEVELS, Level, Variation  # noqa: E402
+from reference_client import Failure, Reference, make_task, model
+from variation import LEVELS, Level, Variation
 
 
 @pytest.fixture(scope="module")
@@ -51,28 +51,67 @@ def remembering(work, use):
 
 # By name: the task, the work on what is the same in each draw, and what is left to do with it.
 CASES = {
-    "a ramp": ("x, t: return x * torch.sin(t)", "[torch.randn(40, 300), torch.linspace(0, 9, 300)]",
-               lambda a: a["t"].sin(), lambda a, k: a["x"] * k),
-    "ones": ("x, s: return x * s.exp()", "[torch.randn(40, 300), torch.ones(300)]",
-             lambda a: a["s"].exp(), lambda a, k: a["x"] * k),
-    "an empty state": ("x, h: return torch.tanh(x + h)", "[torch.randn(40, 300), torch.zeros(300)]",
-                       lambda a: a["h"], lambda a, k: torch.tanh(a["x"] + k)),
-    "a single number": ("x, s: return x * s.exp()", "[torch.randn(40, 300), torch.tensor(0.5)]",
-                        lambda a: a["s"].exp(), lambda a, k: a["x"] * k),
-    "a matrix in half": ("x, m: return x + m.sum(0)", "[torch.randn(40, 64).half(), torch.ones(64, 64).tril().half()]",
-                         lambda a: a["m"].sum(0), lambda a, k: a["x"] + k),
-    "positions": ("x, i: return x[:, i]", "[torch.randn(40, 300), torch.arange(300)]",
-                  lambda a: a["i"], lambda a, k: a["x"][:, k]),
-    "an order": ("x, i: return x.gather(1, i)", "[torch.randn(40, 300), torch.arange(300).flip(0).repeat(40, 1)]",
-                 lambda a: a["i"], lambda a, k: a["x"].gather(1, k)),
+    "a ramp": (
+        "x, t: return x * torch.sin(t)",
+        "[torch.randn(40, 300), torch.linspace(0, 9, 300)]",
+        lambda a: a["t"].sin(),
+        lambda a, k: a["x"] * k,
+    ),
+    "ones": (
+        "x, s: return x * s.exp()",
+        "[torch.randn(40, 300), torch.ones(300)]",
+        lambda a: a["s"].exp(),
+        lambda a, k: a["x"] * k,
+    ),
+    "an empty state": (
+        "x, h: return torch.tanh(x + h)",
+        "[torch.randn(40, 300), torch.zeros(300)]",
+        lambda a: a["h"],
+        lambda a, k: torch.tanh(a["x"] + k),
+    ),
+    "a single number": (
+        "x, s: return x * s.exp()",
+        "[torch.randn(40, 300), torch.tensor(0.5)]",
+        lambda a: a["s"].exp(),
+        lambda a, k: a["x"] * k,
+    ),
+    "a matrix in half": (
+        "x, m: return x + m.sum(0)",
+        "[torch.randn(40, 64).half(), torch.ones(64, 64).tril().half()]",
+        lambda a: a["m"].sum(0),
+        lambda a, k: a["x"] + k,
+    ),
+    "positions": (
+        "x, i: return x[:, i]",
+        "[torch.randn(40, 300), torch.arange(300)]",
+        lambda a: a["i"],
+        lambda a, k: a["x"][:, k],
+    ),
+    "an order": (
+        "x, i: return x.gather(1, i)",
+        "[torch.randn(40, 300), torch.arange(300).flip(0).repeat(40, 1)]",
+        lambda a: a["i"],
+        lambda a, k: a["x"].gather(1, k),
+    ),
     "a causal mask": (
         "x, m: return torch.softmax(x.masked_fill(~m, float('-inf')), -1)",
         "[torch.randn(60, 60), torch.ones(60, 60, dtype=torch.bool).tril()]",
-        lambda a: a["m"], lambda a, k: torch.softmax(a["x"].masked_fill(~k, float("-inf")), -1)),
-    "a mask of nothing": ("x, m: return x * m", "[torch.randn(40, 300), torch.ones(300, dtype=torch.int32)]",
-                          lambda a: a["m"], lambda a, k: a["x"] * k),
-    "all of them": ("x: return x.cumsum(0)", "[torch.linspace(1, 2, 3000)]", lambda a: a["x"].cumsum(0), lambda a, k: k),
-}  # fmt: skip
+        lambda a: a["m"],
+        lambda a, k: torch.softmax(a["x"].masked_fill(~k, float("-inf")), -1),
+    ),
+    "a mask of nothing": (
+        "x, m: return x * m",
+        "[torch.randn(40, 300), torch.ones(300, dtype=torch.int32)]",
+        lambda a: a["m"],
+        lambda a, k: a["x"] * k,
+    ),
+    "all of them": (
+        "x: return x.cumsum(0)",
+        "[torch.linspace(1, 2, 3000)]",
+        lambda a: a["x"].cumsum(0),
+        lambda a, k: k,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -83,10 +122,18 @@ def test_remembered_work_is_refused_and_done_work_accepted(connection, name):
     assert outcomes(connection, code, remembering(work, use)) == [True, False, False]
 
 
-@pytest.mark.parametrize("init, work, use", [
-    ("self.register_buffer('t', torch.linspace(0, 9, 300))", lambda a: a["t"].sin(), lambda a, k: a["x"] * k),
-    ("self.t = nn.Parameter(torch.randn(300), requires_grad=False)", lambda a: a["t"].sin(), lambda a, k: a["x"] * k),
-], ids=["a buffer", "a parameter without gradient"])  # fmt: skip
+@pytest.mark.parametrize(
+    "init, work, use",
+    [
+        ("self.register_buffer('t', torch.linspace(0, 9, 300))", lambda a: a["t"].sin(), lambda a, k: a["x"] * k),
+        (
+            "self.t = nn.Parameter(torch.randn(300), requires_grad=False)",
+            lambda a: a["t"].sin(),
+            lambda a, k: a["x"] * k,
+        ),
+    ],
+    ids=["a buffer", "a parameter without gradient"],
+)
 def test_constants_of_the_model_cannot_be_remembered(connection, init, work, use):
     code = model("x: return x * torch.sin(self.t)", "[torch.randn(40, 300)]", init)
     assert outcomes(connection, code, lambda a: use(a, work(a))) == [True, True, True]
@@ -138,8 +185,16 @@ def test_orders_keep_their_values_and_range():
         assert (found.diff() >= 0).all() and (found[0], found[-1]) == (0, 64)
 
 
-@pytest.mark.parametrize("values", [torch.ones(1000, dtype=torch.int32), torch.full((10, 100), 7, dtype=torch.uint8),
-                                    torch.full((1000,), -3), torch.ones(1000, dtype=torch.bool), torch.zeros(1000, dtype=torch.bool)])  # fmt: skip
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.ones(1000, dtype=torch.int32),
+        torch.full((10, 100), 7, dtype=torch.uint8),
+        torch.full((1000,), -3),
+        torch.ones(1000, dtype=torch.bool),
+        torch.zeros(1000, dtype=torch.bool),
+    ],
+)
 def test_a_tenth_of_equal_values_changes(values):
     for found in variations(values):
         changed = found != values
@@ -158,37 +213,72 @@ def test_what_cannot_vary():
 
 # What tasks in the style of KernelBench have that no random number decides: none may be refused, or left as it was.
 PATTERNS = {
-    "hinge targets": model("x, y: return torch.mean(torch.clamp(1 - x * y, min=0))", "[torch.rand(64, 9), torch.randint(0, 2, (64, 1)).float() * 2 - 1]"),
+    "hinge targets": model(
+        "x, y: return torch.mean(torch.clamp(1 - x * y, min=0))",
+        "[torch.rand(64, 9), torch.randint(0, 2, (64, 1)).float() * 2 - 1]",
+    ),
     "class targets": model("x, y: return F.cross_entropy(x, y)", "[torch.rand(64, 10), torch.randint(0, 10, (64,))]"),
-    "triangular matrices": model("a, b: return torch.tril(a @ b)", "[torch.tril(torch.rand(32, 32)), torch.tril(torch.rand(32, 32))]"),
+    "triangular matrices": model(
+        "a, b: return torch.tril(a @ b)", "[torch.tril(torch.rand(32, 32)), torch.tril(torch.rand(32, 32))]"
+    ),
     "a scalar": model("a, s: return a * s", "[torch.rand(64, 9), 3.14]"),
     "a causal buffer": model(
-        "x: return torch.softmax((x @ x.transpose(1, 2)).masked_fill(self.bias == 0, float('-inf')), -1) @ x", "[torch.rand(2, 16, 8)]",
-        "self.register_buffer('bias', torch.tril(torch.ones(16, 16)))"),
+        "x: return torch.softmax((x @ x.transpose(1, 2)).masked_fill(self.bias == 0, float('-inf')), -1) @ x",
+        "[torch.rand(2, 16, 8)]",
+        "self.register_buffer('bias', torch.tril(torch.ones(16, 16)))",
+    ),
     "an infinite mask": model(
-        "x: return torch.softmax(x + self.mask, -1)", "[torch.randn(16, 16)]",
-        "self.register_buffer('mask', torch.triu(torch.full((16, 16), float('-inf')), 1))"),
+        "x: return torch.softmax(x + self.mask, -1)",
+        "[torch.randn(16, 16)]",
+        "self.register_buffer('mask', torch.triu(torch.full((16, 16), float('-inf')), 1))",
+    ),
     "places in a table": model(
-        "x: return x + self.table[self.index.view(-1)].view(9, 9)", "[torch.randn(9, 9)]",
-        "self.table = nn.Parameter(torch.zeros(17))\n        self.register_buffer('index', torch.arange(9)[:, None] - torch.arange(9)[None] + 8)"),
-    "batch norm": model("x: return self.net(x)", "[torch.rand(4, 3, 8, 8)]", "self.net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())"),
+        "x: return x + self.table[self.index.view(-1)].view(9, 9)",
+        "[torch.randn(9, 9)]",
+        "self.table = nn.Parameter(torch.zeros(17))\n"
+        "        self.register_buffer('index', torch.arange(9)[:, None] - torch.arange(9)[None] + 8)",
+    ),
+    "batch norm": model(
+        "x: return self.net(x)",
+        "[torch.rand(4, 3, 8, 8)]",
+        "self.net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())",
+    ),
     "a first state": model(
-        "x, h, c: return self.lstm(x, (h, c))[0]", "[torch.rand(5, 3, 4), torch.zeros(1, 3, 6), torch.zeros(1, 3, 6)]", "self.lstm = nn.LSTM(4, 6)"),
+        "x, h, c: return self.lstm(x, (h, c))[0]",
+        "[torch.rand(5, 3, 4), torch.zeros(1, 3, 6), torch.zeros(1, 3, 6)]",
+        "self.lstm = nn.LSTM(4, 6)",
+    ),
     "rotary tables": model(
-        "x: return x * self.cos + torch.roll(x, 4, -1) * self.sin", "[torch.randn(10, 8)]",
-        "angles = torch.arange(10.0)[:, None] * torch.logspace(0, -2, 8)\n        self.register_buffer('cos', angles.cos())\n        self.register_buffer('sin', angles.sin())"),
+        "x: return x * self.cos + torch.roll(x, 4, -1) * self.sin",
+        "[torch.randn(10, 8)]",
+        "angles = torch.arange(10.0)[:, None] * torch.logspace(0, -2, 8)\n"
+        "        self.register_buffer('cos', angles.cos())\n        self.register_buffer('sin', angles.sin())",
+    ),
     "tokens and positions": model(
-        "i, p: return self.words(i) + self.places(p)", "[torch.randint(0, 20, (2, 7)), torch.arange(7).unsqueeze(0)]",
-        "self.words, self.places = nn.Embedding(20, 8), nn.Embedding(7, 8)"),
-    "bags": model("i, o: return self.bag(i, o)", "[torch.randint(0, 20, (30,)), torch.tensor([0, 7, 12, 30 - 4])]", "self.bag = nn.EmbeddingBag(20, 8)"),
+        "i, p: return self.words(i) + self.places(p)",
+        "[torch.randint(0, 20, (2, 7)), torch.arange(7).unsqueeze(0)]",
+        "self.words, self.places = nn.Embedding(20, 8), nn.Embedding(7, 8)",
+    ),
+    "bags": model(
+        "i, o: return self.bag(i, o)",
+        "[torch.randint(0, 20, (30,)), torch.tensor([0, 7, 12, 30 - 4])]",
+        "self.bag = nn.EmbeddingBag(20, 8)",
+    ),
     "an attention mask of ones": model(
-        "x, m: return torch.softmax(x.masked_fill(m[:, None] == 0, -1e9), -1)", "[torch.randn(4, 16, 16), torch.ones(4, 16, dtype=torch.int64)]"),
+        "x, m: return torch.softmax(x.masked_fill(m[:, None] == 0, -1e9), -1)",
+        "[torch.randn(4, 16, 16), torch.ones(4, 16, dtype=torch.int64)]",
+    ),
     "deep, without norms": model(
-        "x: return self.net(x)", "[torch.randn(16, 32)]",
-        "self.net = nn.Sequential(*[layer for _ in range(30) for layer in (nn.Linear(32, 32), nn.ReLU())])"),
+        "x: return self.net(x)",
+        "[torch.randn(16, 32)]",
+        "self.net = nn.Sequential(*[layer for _ in range(30) for layer in (nn.Linear(32, 32), nn.ReLU())])",
+    ),
     "kinds of tokens": model(
-        "x, i: return x + self.kinds(i)", "[torch.randn(4, 7, 8), torch.zeros(4, 7, dtype=torch.int64)]", "self.kinds = nn.Embedding(2, 8)"),
-}  # fmt: skip
+        "x, i: return x + self.kinds(i)",
+        "[torch.randn(4, 7, 8), torch.zeros(4, 7, dtype=torch.int64)]",
+        "self.kinds = nn.Embedding(2, 8)",
+    ),
+}
 
 
 @pytest.mark.parametrize("protocol", ["cuda-agent", "kernelbench"])

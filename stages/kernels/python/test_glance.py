@@ -1,4 +1,5 @@
-"""The short ways of judging against the long ones: the same decisions and the same facts, and which of them was taken."""
+"""The short ways of judging against the long ones: the same decisions and the same facts, and which of them was
+taken."""
 
 import itertools
 import math
@@ -13,17 +14,28 @@ torch = pytest.importorskip("torch")
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
-import argument_sets  # noqa: E402
-import error_model  # noqa: E402
-import glance  # noqa: E402
-import judge  # noqa: E402
-from element_types import PATTERNS, as_words, bits, pattern_number, pattern_word  # noqa: E402
-from policy import Policy  # noqa: E402
-from reference_client import make_task, model  # noqa: E402
+import argument_sets
+import error_model
+import glance
+import judge
+from element_types import PATTERNS, as_words, bits, pattern_number, pattern_word
+from policy import Policy
+from reference_client import make_task, model
 
 SHAPES = [
-    (), (1,), (7,), (2048,), (5000,), (4, 100), (64, 64), (40, 2048), (3, 1000, 5), (64, 1, 64), (2, 3, 32, 32), (33, 2, 4, 40),
-]  # fmt: skip
+    (),
+    (1,),
+    (7,),
+    (2048,),
+    (5000,),
+    (4, 100),
+    (64, 64),
+    (40, 2048),
+    (3, 1000, 5),
+    (64, 1, 64),
+    (2, 3, 32, 32),
+    (33, 2, 4, 40),
+]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
@@ -39,7 +51,7 @@ def test_norms_of_parts_are_those_of_each_family(shape, order, special):
     if special is not None:
         values[random.Random(str(shape)).randrange(values.numel())] = special
     found = error_model.part_norms(values, shape, order)
-    assert list(sorted(found, key=str)) == sorted(error_model.families(shape), key=str)
+    assert sorted(found, key=str) == sorted(error_model.families(shape), key=str)
     for family, norms in found.items():
         rms, largest = error_model.norms(values, shape, family)
         expected = largest if order == math.inf else rms * math.sqrt(error_model._size(shape, family))
@@ -78,7 +90,9 @@ class Case:
             getattr(self, side).view(-1)[seed % self.exact.numel()] = value
 
     def expectation(self):
-        (expectation,) = judge.expect(Policy("strict"), ["out"], [self.eager.clone()], [self.exact.clone()], [self.kinds])
+        (expectation,) = judge.expect(
+            Policy("strict"), ["out"], [self.eager.clone()], [self.exact.clone()], [self.kinds]
+        )
         return expectation
 
     def answer(self, times):
@@ -169,7 +183,11 @@ def test_both_descriptions_of_a_draw_agree(monkeypatch, dtype, special):
             long = case.expectation()
         assert not long._is_taken_as_finite
         assert short._is_taken_as_finite == (special is None)
-        assert (short.irregular, short.nonzero) == (long.irregular, long.nonzero) == (int(special is not None), long.nonzero)
+        assert (
+            (short.irregular, short.nonzero)
+            == (long.irregular, long.nonzero)
+            == (int(special is not None), long.nonzero)
+        )
         for name in ("allowed_rms", "allowed_max", "error_rms", "rms", "norm"):
             assert getattr(short, name) == pytest.approx(getattr(long, name), rel=1e-6, abs=0), name
         assert short.least_peak <= long.least_peak * (1 + 1e-12), "a bound from below"
@@ -248,8 +266,14 @@ def test_words_show_every_bit(dtype, size):
 
 
 CASES = {
-    "softmax": (model("x: return torch.softmax(x, -1)", "[torch.randn(64, 1000)]"), lambda a: torch.softmax(a["x"], -1)),
-    "a logarithm of negative numbers": (model("x: return torch.log(x)", "[torch.randn(50, 60)]"), lambda a: a["x"].log()),
+    "softmax": (
+        model("x: return torch.softmax(x, -1)", "[torch.randn(64, 1000)]"),
+        lambda a: torch.softmax(a["x"], -1),
+    ),
+    "a logarithm of negative numbers": (
+        model("x: return torch.log(x)", "[torch.randn(50, 60)]"),
+        lambda a: a["x"].log(),
+    ),
     "an index": (model("x: return torch.argmax(x, 1)", "[torch.randn(50, 30)]"), lambda a: a["x"].argmax(1)),
     "two outputs": (model("x: return x * 2, x > 0", "[torch.randn(50, 30)]"), None),
 }

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent)]
 
-from gpu_facts import ATTRIBUTES, DriverError, gpu_facts  # noqa: E402
+from gpu_facts import ATTRIBUTES, DriverError, gpu_facts
 
 DRIVER = r"""
 #include <cstddef>

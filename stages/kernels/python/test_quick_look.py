@@ -10,9 +10,16 @@ torch = pytest.importorskip("torch")
 
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent)]
 
-from reference_client import (  # noqa: E402
-    Reference, keep_the_last, make_task, model, softmax, spoil_one, write_beside, write_input,
-)  # fmt: skip
+from reference_client import (
+    Reference,
+    keep_the_last,
+    make_task,
+    model,
+    softmax,
+    spoil_one,
+    write_beside,
+    write_input,
+)
 
 SOFTMAX = model("x: return torch.softmax(x, -1)", "[torch.randn(64, 1000)]")
 ARGMAX = model("x: return torch.argmax(x, 1)", "[torch.randn(50, 30)]")

@@ -15,7 +15,9 @@ torch = pytest.importorskip("torch")
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
-from reference_client import Failure, Reference, make_task, model  # noqa: E402
+import itertools
+
+from reference_client import Failure, Reference, make_task, model
 
 F = torch.nn.functional
 
@@ -66,8 +68,12 @@ RIGHT = {
     "softmax": (SOFTMAX, lambda a: a["x"].exp() / a["x"].exp().sum(-1, keepdim=True)),
     "layernorm": (
         NORM,
-        lambda a: (a["x"] - a["x"].mean(-1, keepdim=True))
-        / (a["x"].var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt() * a["norm.weight"] + a["norm.bias"],
+        lambda a: (
+            (a["x"] - a["x"].mean(-1, keepdim=True))
+            / (a["x"].var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+            * a["norm.weight"]
+            + a["norm.bias"]
+        ),
     ),
     "matmul": (MATMUL, lambda a: torch.einsum("ij,jk->ik", a["a"], a["b"])),
     "conv2d": (
@@ -110,7 +116,9 @@ def test_batch_norm_trains_or_evaluates_by_protocol(connection, protocol):
 
     (arguments,) = connection.begin(make_task(BATCH_NORM, protocol=protocol))
     assert [buffer["name"] for buffer in arguments.spec["buffers"]] == [
-        "norm.running_mean", "norm.running_var", "norm.num_batches_tracked",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
     ]
     means = []
     for trial in (0, 1, 0):
@@ -135,7 +143,9 @@ def test_the_spec_of_a_task(connection):
     assert spec["inputs"] == [{"name": "x", "shape": [9], "dtype": "float32"}]
     assert spec["outputs"] == [{"name": "out", "shape": [9], "dtype": "float32"}]
     assert spec["constants"] == [
-        {"name": "beta", "value": 2}, {"name": "beta_init", "value": 3}, {"name": "alpha", "value": 0.5},
+        {"name": "beta", "value": 2},
+        {"name": "beta_init", "value": 3},
+        {"name": "alpha", "value": 0.5},
     ]
     assert (spec["flops"], spec["bytes"]) == (18, 72)
     assert reply["eager_ms"] > 0 and reply["device"] == {"name": "cpu", "threads": 1}
@@ -323,10 +333,10 @@ def test_scratch_memory_may_be_written(connection):
 
 def test_tensors_are_aligned_and_apart(connection):
     (first, second) = connection.begin(make_task(EMBEDDING), sets=2, scratch_bytes=1)
-    places = sorted(first.arguments + [first.scratch] + second.arguments + [second.scratch])
+    places = sorted([*first.arguments, first.scratch, *second.arguments, second.scratch])
     assert all(offset % 256 == 0 for offset, _ in places)
     assert places[0][0] >= 4096
-    assert all(after[0] - (before[0] + before[1]) >= 4096 for before, after in zip(places, places[1:], strict=False))
+    assert all(after[0] - (before[0] + before[1]) >= 4096 for before, after in itertools.pairwise(places))
 
 
 def test_the_expected_output_is_not_in_the_arena(connection):
@@ -400,7 +410,10 @@ def test_constants_of_a_model_are_other_ones_too(connection):
         found = parameters_of_a_draw(connection, "w", init)
         assert all(value == 0 or value % 1 > 0 for value in found.flatten().tolist()), init
     as_a_size = parameters_of_a_draw(
-        connection, "w", "self.w = nn.Parameter(torch.full((1,), 3.0))", "x: return x[:, 3 - int(self.w.item()) :].view(4, 6) + 1"
+        connection,
+        "w",
+        "self.w = nn.Parameter(torch.full((1,), 3.0))",
+        "x: return x[:, 3 - int(self.w.item()) :].view(4, 6) + 1",
     )
     assert as_a_size.tolist() == [3.0], "a single number that the forward reads as a size"
 
@@ -408,7 +421,10 @@ def test_constants_of_a_model_are_other_ones_too(connection):
 @pytest.mark.parametrize(
     "init, forward",
     [
-        ("self.w = nn.Parameter(torch.arange(6.0).flip(0).repeat(2))", "x: return x[:, self.w[:6].long() - (self.w[1] != 4).long() * 9]"),
+        (
+            "self.w = nn.Parameter(torch.arange(6.0).flip(0).repeat(2))",
+            "x: return x[:, self.w[:6].long() - (self.w[1] != 4).long() * 9]",
+        ),
         ("self.w = nn.Parameter(torch.full((6,), 0.5))", "x: return x * torch.log(self.w * 2 - 0.99)"),
         ("self.w = nn.Parameter(torch.full((6,), 0.9))", "x: return x * torch.exp(1e5 * (0.9 - self.w))"),
     ],
@@ -422,7 +438,8 @@ def test_a_model_that_bears_no_other_weights_is_refused(connection, init, forwar
 
 
 def test_a_deep_model_gets_weights_that_shrink_less(connection):
-    init = "self.layers = nn.Sequential(*[nn.Linear(6, 6, bias=False) for _ in range(40)])\n        for layer in self.layers: nn.init.eye_(layer.weight)"
+    init = "self.layers = nn.Sequential(*[nn.Linear(6, 6, bias=False) for _ in range(40)])\n"
+    init += "        for layer in self.layers: nn.init.eye_(layer.weight)"
     found = parameters_of_a_draw(connection, "layers.0.weight", init, "x: return self.layers(x)")
     diagonal = found.diagonal()
     assert found.sum() == diagonal.sum() and 0.98 <= diagonal.min() < diagonal.max() <= 1
@@ -477,7 +494,9 @@ def test_overrides(connection):
     spec = connection.ask("task", **make_task(code, overrides={"rows": 3, "scale": 5, "shape": [3, 4]}))["spec"]
     assert spec["inputs"][0]["shape"] == [24]
     assert spec["constants"] == [
-        {"name": "rows", "value": 3}, {"name": "size", "value": 24}, {"name": "scale", "value": 5.0},
+        {"name": "rows", "value": 3},
+        {"name": "size", "value": 24},
+        {"name": "scale", "value": 5.0},
     ]
     with pytest.raises(Failure, match="`set` names nothing, which") as caught:
         connection.ask("task", **make_task(code, overrides={"nothing": 1}))
@@ -492,18 +511,30 @@ def test_overrides(connection):
         (model("x: return x + 1, (x,)", "[torch.ones(2)]"), "unsupported", "output 1 is no tensor but a tuple"),
         (model("x: return x + torch.rand(2)", "[torch.ones(2)]"), "unsupported", "forward draws random numbers: two"),
         (model("x: return x[x > 0]", "[torch.randn(99)]"), "unsupported", "the shape of an output depends on the data"),
-        (model("x, y: return y.view(3, 3)", "[torch.ones(2), torch.ones(9)]"), "unsupported",
-         "the output is the input y, or a view of it"),
+        (
+            model("x, y: return y.view(3, 3)", "[torch.ones(2), torch.ones(9)]"),
+            "unsupported",
+            "the output is the input y, or a view of it",
+        ),
         (model("x: return x.relu_()", "[torch.ones(2)]"), "unsupported", "the output is the input x, or a view of it"),
-        (model("x: return self.p", "[torch.ones(2)]", "self.p = nn.Parameter(torch.ones(3))"), "unsupported",
-         "the output is p, or a view of it"),
+        (
+            model("x: return self.p", "[torch.ones(2)]", "self.p = nn.Parameter(torch.ones(3))"),
+            "unsupported",
+            "the output is p, or a view of it",
+        ),
         (model("x: return torch.fft.fft(x)", "[torch.ones(2)]"), "unsupported", "out is complex64, which no candidate"),
         (model("x: return x[:0] * 2", "[torch.ones(2)]"), "unsupported", "the output has no elements"),
         (model("x: return x[0] + 1", "[[torch.ones(2)]]"), "unsupported", "the argument x of forward is a list"),
-        (model("x: return x * self.t", "[torch.ones(2)]", "self.t = torch.ones(2)"), "unsupported",
-         "t is a tensor, but neither a parameter nor a buffer"),
-        (model("x: return x + 1", "[torch.ones(int(torch.randint(1, 999, (1,))))]"), "unsupported",
-         "get_inputs() gives tensors of other shapes"),
+        (
+            model("x: return x * self.t", "[torch.ones(2)]", "self.t = torch.ones(2)"),
+            "unsupported",
+            "t is a tensor, but neither a parameter nor a buffer",
+        ),
+        (
+            model("x: return x + 1", "[torch.ones(int(torch.randint(1, 999, (1,))))]"),
+            "unsupported",
+            "get_inputs() gives tensors of other shapes",
+        ),
         (model("x: return x.sum().double().numpy()", "[torch.ones(2)]"), "unsupported", "no tensor but a ndarray"),
         (model("x: return x * 2", "[torch.ones(1 << 28)]"), "unsupported", "more than the arena's limit of 1073741824"),
         (model("x: return x @ x", "[torch.ones(2, 3)]"), "task", "RuntimeError: mat1 and mat2 shapes"),
@@ -512,7 +543,7 @@ def test_overrides(connection):
         ("import torch\n", "task", "the task defines no class Model"),
         ("class Model: pass\n", "task", "the task defines no class Model"),
     ],
-)  # fmt: skip
+)
 def test_tasks_that_are_refused(connection, code, kind, message):
     with pytest.raises(Failure) as caught:
         connection.ask("task", **make_task(code))
@@ -540,8 +571,11 @@ def test_errors_name_the_line_of_the_task(connection, code, message, line):
 
 
 def test_float64_that_can_not_run_is_refused_but_for_paper(connection):
-    code = model("x: return torch._int_mm(x.to(torch.int8), x.to(torch.int8)).view(torch.float32) * 0 + x.half().view("
-                 "torch.int16).float()", "[torch.ones(32, 32)]")  # fmt: skip
+    code = model(
+        "x: return torch._int_mm(x.to(torch.int8), x.to(torch.int8)).view(torch.float32) * 0 + x.half().view("
+        "torch.int16).float()",
+        "[torch.ones(32, 32)]",
+    )
     with pytest.raises(Failure, match="can't run in float64") as caught:
         connection.ask("task", **make_task(code))
     assert (caught.value.kind, caught.value.hint) == ("unsupported", "use the policy paper")
@@ -716,13 +750,15 @@ def test_a_missing_gpu_is_not_the_task_s_fault():
 
 def test_a_wrong_parent_is_noticed():
     command = [sys.executable, str(HERE / "reference.py"), "--device", "cpu"]
-    done = subprocess.run([*command, "--parent-pid", "1"], capture_output=True, text=True, stdin=subprocess.PIPE)
+    done = subprocess.run(
+        [*command, "--parent-pid", "1"], capture_output=True, text=True, stdin=subprocess.PIPE, check=False
+    )
     assert done.returncode == 1 and "the parent has ended" in done.stderr
 
 
 def test_it_talks_over_a_socket_only():
     command = [sys.executable, str(HERE / "reference.py"), "--device", "cpu", "--parent-pid", str(os.getpid())]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     assert done.returncode == 1 and "standard input is no socket" in done.stderr
 
 
@@ -734,7 +770,7 @@ def test_ready_line(reference):
 def test_timing_on_the_cpu_is_wall_time(connection):
     (arguments,) = connection.begin(make_task(RELU))
     arguments.draw()
-    assert connection.ask("prepare", which="eager") .keys() == {"seconds", "cache", "error"}
+    assert connection.ask("prepare", which="eager").keys() == {"seconds", "cache", "error"}
     reply = connection.ask("time", which="eager", set=0)
     assert 0 < reply["ms"] < 1000 and reply["hidden"] is False
     with pytest.raises(Failure, match="the time of kernels needs a GPU"):
@@ -755,27 +791,30 @@ def test_a_draw_and_a_judgement_are_quick(connection):
         arguments.draw(trial)
         arguments.judge()
         times.append(time.perf_counter() - started)
-    # The best of twenty is what the code takes: 2 ms on a quiet machine, three times that on a busy one. What it must not
-    # do again, such as importing or compiling, takes far longer.
+    # The best of twenty is what the code takes: 2 ms on a quiet machine, three times that on a busy one. What it must
+    # not do again, such as importing or compiling, takes far longer.
     assert min(times) < 0.02, times
 
 
 SCREENED = {
     "nearly zero": (model("x: return x * 1e-4", "[torch.randn(100)]"), "paper", {"zeros", "stale", "half"}),
     "mean of a loss": (
-        model("a, b: return F.mse_loss(a, b)", "[torch.rand(400, 400), torch.rand(400, 400)]"), "paper",
+        model("a, b: return F.mse_loss(a, b)", "[torch.rand(400, 400), torch.rand(400, 400)]"),
+        "paper",
         {"stale", "mean", "without:a", "without:b"},
     ),
     "honest": (model("x: return torch.softmax(x, 0) * 9", "[torch.randn(20)]"), "strict", set()),
     "unused input": (model("x, y: return x * 2", "[torch.randn(20), torch.randn(20)]"), "strict", {"without:y"}),
     "dead operator": (
-        model("x: return torch.relu(x.abs()) * 2", "[torch.randn(20)]"), "strict", {"identity:relu#1"},
+        model("x: return torch.relu(x.abs()) * 2", "[torch.randn(20)]"),
+        "strict",
+        {"identity:relu#1"},
     ),
     "identity": (model("x: return x + 1e-4", "[torch.randn(20)]"), "paper", {"copy:x", "identity:add#0"}),
     "fresh norm": (NORM, "strict", set()),
     # The parts of its output are copied into a new tensor.
     "copies": (model("x: return F.pad(x, (2, 2), mode='circular') * 3", "[torch.randn(4, 4, 20)]"), "strict", set()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SCREENED)

@@ -16,7 +16,9 @@ torch = pytest.importorskip("torch")
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
-from reference_client import Failure, Reference, make_task, model  # noqa: E402
+import itertools
+
+from reference_client import Failure, Reference, make_task, model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -28,8 +30,11 @@ BFLOAT16 = model("x: return torch.sigmoid(x)", "[torch.randn(1000, dtype=torch.b
 BOOLEANS = model("x: return x > 0, x.argmax(-1)", "[torch.randn(30, 40)]")
 BATCH_NORM = model("x: return self.norm(x)", "[torch.randn(8, 5, 6, 6)]", "self.norm = nn.BatchNorm2d(5)")
 LINEAR = model("x: return torch.relu(self.linear(x))", "[torch.randn(64, 512)]", "self.linear = nn.Linear(512, 512)")
-PINNED = model("x, y: return x + y", "[torch.randn(99, device='cpu') * numpy.float32(2), torch.from_numpy("
-               "numpy.random.randn(99).astype('float32'))]", constants="import numpy")  # fmt: skip
+PINNED = model(
+    "x, y: return x + y",
+    "[torch.randn(99, device='cpu') * numpy.float32(2), torch.from_numpy(numpy.random.randn(99).astype('float32'))]",
+    constants="import numpy",
+)
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +133,9 @@ def test_damage_is_found(connection):
 
 def test_tensors_are_64_kib_apart(connection):
     first, second = connection.begin(make_task(LINEAR), sets=2, scratch_bytes=3)
-    places = sorted(first.arguments + [first.scratch] + second.arguments + [second.scratch])
+    places = sorted([*first.arguments, first.scratch, *second.arguments, second.scratch])
     assert all(offset % 256 == 0 for offset, _ in places)
-    assert all(after[0] - sum(before) >= 64 << 10 for before, after in zip(places, places[1:], strict=False))
+    assert all(after[0] - sum(before) >= 64 << 10 for before, after in itertools.pairwise(places))
 
 
 def test_chunks_of_a_large_output(connection):
@@ -215,7 +220,10 @@ def test_runs_that_are_drawn_ahead_are_judged_by_what_they_left(connection):
     torch.cuda.synchronize()
     judging = time.perf_counter()
     judged = connection.ask("judge_kept", trials=trials)["judged"]
-    print(f"draw {(drawn - started) / 12e-3:.2f} ms, place {min(times) * 1e3:.2f} ms, judge {(time.perf_counter() - judging) / 12e-3:.2f} ms")
+    print(
+        f"draw {(drawn - started) / 12e-3:.2f} ms, place {min(times) * 1e3:.2f} ms, "
+        f"judge {(time.perf_counter() - judging) / 12e-3:.2f} ms"
+    )
     assert [facts["outputs"][0]["pass"] for facts in judged] == [trial != 4 for trial in trials]
     assert [bool(facts["red_zones"]) for facts in judged] == [trial == 8 for trial in trials]
     assert min(times) < 2e-3, times

@@ -13,6 +13,7 @@ import base64
 import time
 
 import torch
+
 from arena import CudaRuntime
 from cuda_clock import CudaClock, Launches
 from refusal import Refusal, first_line, unsupported
@@ -95,7 +96,9 @@ class GpuClock:
         self._clock = CudaClock(device, CudaRuntime().reset_persisting_l2)
 
     def milliseconds(self, task, baseline, values):
-        call = lambda: task.forward(values, baseline.model)  # noqa: E731
+        def call():
+            return task.forward(values, baseline.model)
+
         ms, hidden = self._clock.milliseconds(call, baseline.launches)
         return {"ms": ms, "hidden": hidden}
 

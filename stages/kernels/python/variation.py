@@ -12,7 +12,7 @@
 
 Integers that are all zero, and single integers and booleans, stay: there is nothing in them that could be remembered.
 `LEVELS` are gentler ways, for models that don't bear the first.
-"""
+"""  # noqa: E501 (a table)
 
 import dataclasses
 

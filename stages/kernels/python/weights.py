@@ -7,6 +7,7 @@ whose elements share memory; and single numbers, where the model bears no others
 """
 
 import torch
+
 from variation import LEVELS, Variation
 
 
@@ -17,7 +18,9 @@ class Weights:
         """`buffers` are pairs: a tensor of the model, and a copy of it that changes alike."""
         all_places = [[parameter] for parameter in parameters] + [list(pair) for pair in buffers]
         self._moving = [_Moving(places) for places in all_places if _can_move(places[0])]
-        self._homes = [(home, number) for number, places in enumerate(all_places) if _can_move(places[0]) for home in places]
+        self._homes = [
+            (home, number) for number, places in enumerate(all_places) if _can_move(places[0]) for home in places
+        ]
         self._seed = None
         self._level = LEVELS[0]
 

@@ -10,8 +10,10 @@ from torch_probe import Rejected
 from transformers_task import SIDE
 
 WIDTH_NAMES = ("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "hidden_dim", "emb_dim")
-SCALED = re.compile(r"hidden|intermediate|ffn|inner|d_model|d_ff|embd|embed_dim|emb_dim|embedding_size|mlp_dim|width|"
-                    r"lora_rank|key_size|value_size|attention_dim|proj\w*_dim|_dim$")
+SCALED = re.compile(
+    r"hidden|intermediate|ffn|inner|d_model|d_ff|embd|embed_dim|emb_dim|embedding_size|mlp_dim|width|"
+    r"lora_rank|key_size|value_size|attention_dim|proj\w*_dim|_dim$"
+)
 HEADS = re.compile(r"(num|n)_?(\w+_)?(attention_|key_value_|kv_|encoder_attention_)?heads?$|num_key_value_heads")
 INNER = re.compile(r"d_ff|intermediate|ffn|inner|mlp_dim|hidden_features|hidden_channels")
 # Constructor arguments that are a width of their own, beside WIDTH_NAMES.
@@ -20,34 +22,59 @@ WIDTH_ARGUMENTS = re.compile(
     r"num_(features|channels)|out_(features|channels?|dim|planes)|output_(dim|size|channels|features)|dims?|"
     r"embed_dims|d_in|d_out|dim_(in|out)|context_dim|query_dim|feature_size|proj_dim|hidden_channels?|width|"
     r"llm_embed_dim|embedding_(dim|size)|size|features|inplanes|planes|channel|filters|d_inner|model_dim|dimension)$|"
-    r"_(dims?|channels?|features|planes|width)$")
+    r"_(dims?|channels?|features|planes|width)$"
+)
 # Other constructor arguments that have to be given, as text.
 GIVEN_ARGUMENTS = (
     (r"^(layer|stage|block|level)?_?(idx|id|index|number|num|i)$|^i$", "0"),
-    (r"^kernel_size$|^kernel$", "3"), (r"^strides?$|^dilations?$|^groups$|^num_groups$|^repeats?$", "1"),
-    (r"^padding$", "1"), (r"^window_size$", "7"), (r"^patch_size$", "16"), (r"eps(ilon)?$", "1e-05"),
-    (r"drop|^p$|jitter|noise", "0.0"), (r"^shift_size$", "0"), (r"^(scale|scale_factor|upscale\w*)$", "2"),
-    (r"^(ratio|expand_ratio|expansion\w*|mlp_ratio)$", "4"), (r"^depth$|^num_(layers|blocks|hidden_layers)$", "2"),
-    (r"resolution$|^(grid|feature|feat)_size$", f"({SIDE}, {SIDE})"), (r"^bias$|_bias$", "True"),
-    (r"^(is|use|has|with|add|do|causal|downsample|last)(_|$)", "False"), (r"^(initializer_range|init_values?|std)$", "0.02"),
+    (r"^kernel_size$|^kernel$", "3"),
+    (r"^strides?$|^dilations?$|^groups$|^num_groups$|^repeats?$", "1"),
+    (r"^padding$", "1"),
+    (r"^window_size$", "7"),
+    (r"^patch_size$", "16"),
+    (r"eps(ilon)?$", "1e-05"),
+    (r"drop|^p$|jitter|noise", "0.0"),
+    (r"^shift_size$", "0"),
+    (r"^(scale|scale_factor|upscale\w*)$", "2"),
+    (r"^(ratio|expand_ratio|expansion\w*|mlp_ratio)$", "4"),
+    (r"^depth$|^num_(layers|blocks|hidden_layers)$", "2"),
+    (r"resolution$|^(grid|feature|feat)_size$", f"({SIDE}, {SIDE})"),
+    (r"^bias$|_bias$", "True"),
+    (r"^(is|use|has|with|add|do|causal|downsample|last)(_|$)", "False"),
+    (r"^(initializer_range|init_values?|std)$", "0.02"),
 )
 GIVEN_SIZES = (
     (r"^(num_(positions|embeddings)|max_(len|length|positions|seq_len\w*|position_embeddings)|vocab_size)$", 512),
-    (r"^num_(classes|labels|queries|latents|codes)$", 64), (r"^(num|n)_\w+$", 16),
+    (r"^num_(classes|labels|queries|latents|codes)$", 64),
+    (r"^(num|n)_\w+$", 16),
 )
 
-ABSENT_INPUTS = re.compile(r"mask|bias$|cache|past_|_weights?$|alibi|^(device|dtype)$|position_ids|^pos_ids|cu_seqlens|"
-                           r"max_seqlen|sizes$|lengths?$|indices|level_start")
+ABSENT_INPUTS = re.compile(
+    r"mask|bias$|cache|past_|_weights?$|alibi|^(device|dtype)$|position_ids|^pos_ids|cu_seqlens|"
+    r"max_seqlen|sizes$|lengths?$|indices|level_start"
+)
 FLAGS = re.compile(r"^(output|return|use|is|do|training|causal|interpolate)(_|$)")
-NUMBERS = {"height": str(SIDE), "width": str(SIDE), "h": str(SIDE), "w": str(SIDE), "layer_idx": "0", "layer_index": "0",
-           "input_dimensions": f"({SIDE}, {SIDE})", "input_resolution": f"({SIDE}, {SIDE})",
-           "hw": f"({SIDE}, {SIDE})", "resolution": f"({SIDE}, {SIDE})", "hw_shape": f"({SIDE}, {SIDE})",
-           "spatial_shape": f"({SIDE}, {SIDE})", "grid_size": f"({SIDE}, {SIDE})",
-           "patch_resolution": f"({SIDE}, {SIDE})"}
+NUMBERS = {
+    "height": str(SIDE),
+    "width": str(SIDE),
+    "h": str(SIDE),
+    "w": str(SIDE),
+    "layer_idx": "0",
+    "layer_index": "0",
+    "input_dimensions": f"({SIDE}, {SIDE})",
+    "input_resolution": f"({SIDE}, {SIDE})",
+    "hw": f"({SIDE}, {SIDE})",
+    "resolution": f"({SIDE}, {SIDE})",
+    "hw_shape": f"({SIDE}, {SIDE})",
+    "spatial_shape": f"({SIDE}, {SIDE})",
+    "grid_size": f"({SIDE}, {SIDE})",
+    "patch_resolution": f"({SIDE}, {SIDE})",
+}
 MOST_FORMS = 40
 
 
 # ---- construction
+
 
 def constructor(init, reads):
     """Constructor arguments, and the sizes that they and the configuration are given."""
@@ -73,8 +100,11 @@ def constructor(init, reads):
 
 def config_sizes(reads):
     """What a task's width scales in the configuration; everything else stays as the library has it."""
-    widths = [name for name, value in reads.items() if is_count(value) and value >= 16 and SCALED.search(name)
-              and not HEADS.search(name)]
+    widths = [
+        name
+        for name, value in reads.items()
+        if is_count(value) and value >= 16 and SCALED.search(name) and not HEADS.search(name)
+    ]
     base = next((reads[name] for name in (*WIDTH_NAMES, *widths) if is_count(reads.get(name))), None)
     sizes = {}
     for key, value in reads.items():
@@ -101,8 +131,9 @@ def is_count(value):
 
 def argument_rule(argument, required):
     """`(text, size)` of a constructor argument; both None where it keeps its default or has no recipe."""
-    if argument in WIDTH_NAMES or (WIDTH_ARGUMENTS.search(argument) and (required or argument in (
-            "normalized_shape", "input_dim", "in_features"))):
+    if argument in WIDTH_NAMES or (
+        WIDTH_ARGUMENTS.search(argument) and (required or argument in ("normalized_shape", "input_dim", "in_features"))
+    ):
         return None, {"kind": "width", "ratio": 1.0}
     if not required:
         return None, None
@@ -125,10 +156,13 @@ def init_arguments(init):
         return []
     defaults = len(init.args.args) - len(init.args.defaults)
     listed = [(a.arg, index < defaults) for index, a in enumerate(init.args.args)][1:]
-    return listed + [(a.arg, default is None) for a, default in zip(init.args.kwonlyargs, init.args.kw_defaults)]
+    return listed + [
+        (a.arg, default is None) for a, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
+    ]
 
 
 # ---- calls
+
 
 def forms(forward, sizes):
     """Every way to call the class that is worth a try: dicts with `inputs`, `call` and `rotary`."""
@@ -138,11 +172,12 @@ def forms(forward, sizes):
     required = names[: len(names) - len(forward.args.defaults)]
     fixed, peers, angles = sort_arguments(required[1:])
     optional = "position_embeddings" in names and not angles
-    found = []
-    for shape, fill in streams(names[0], sizes):
-        for rotary in rotary_forms(angles, optional):
-            for pooled in (False, True) if peers else (False,):
-                found.append(form(names[0], shape, fill, fixed, peers, rotary, pooled, angles))
+    found = [
+        form(names[0], shape, fill, fixed, peers, rotary, pooled, angles)
+        for shape, fill in streams(names[0], sizes)
+        for rotary in rotary_forms(angles, optional)
+        for pooled in ((False, True) if peers else (False,))
+    ]
     return found[:MOST_FORMS]
 
 
@@ -202,18 +237,35 @@ def streams(name, sizes):
     if re.search(r"input_ids|token|ids$|indices|labels", name):
         found.append((["batch", "tokens"], "index:vocab_size" if "vocab_size" in sizes else "index:sequence_length"))
     if re.search(r"pixel|^(image|img|video|frame)s?$", name):
-        found += [(shape, "randn") for shape in (["batch", "3", "image", "image"], ["batch", "frames", "3", "image", "image"],
-                                                 ["batch", "3", "frames", "image", "image"])]
+        found += [
+            (shape, "randn")
+            for shape in (
+                ["batch", "3", "image", "image"],
+                ["batch", "frames", "3", "image", "image"],
+                ["batch", "3", "frames", "image", "image"],
+            )
+        ]
     if re.search(r"input_values|wave|audio|speech|feature", name):
-        found += [(["batch", "samples"], "randn"), (["batch", "1", "samples"], "randn"),
-                  (["batch", "bands", "tokens"], "randn"), (["batch", "tokens", "bands"], "randn")]
-    found += [(shape, "randn") for shape in (
-        ["batch", "tokens", width], ["batch", width, "side", "side"],
-        *(["batch", "tokens", other] for other in widths[1:4]),
-        ["batch", "grid", width], ["batch", "side", "side", width], ["batch", width, "tokens"], ["batch", width],
-        *(["batch", other, "side", "side"] for other in widths[1:3]),
-        *(["batch", other] for other in widths[1:3]),
-    )]
+        found += [
+            (["batch", "samples"], "randn"),
+            (["batch", "1", "samples"], "randn"),
+            (["batch", "bands", "tokens"], "randn"),
+            (["batch", "tokens", "bands"], "randn"),
+        ]
+    found += [
+        (shape, "randn")
+        for shape in (
+            ["batch", "tokens", width],
+            ["batch", width, "side", "side"],
+            *(["batch", "tokens", other] for other in widths[1:4]),
+            ["batch", "grid", width],
+            ["batch", "side", "side", width],
+            ["batch", width, "tokens"],
+            ["batch", width],
+            *(["batch", other, "side", "side"] for other in widths[1:3]),
+            *(["batch", other] for other in widths[1:3]),
+        )
+    ]
     found.append((["batch", "3", "image", "image"], "randn"))
     return found
 

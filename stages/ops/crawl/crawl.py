@@ -49,6 +49,7 @@ def workers(processes, libraries):
         # Before forking, so that the processes need not import each what all configurations import. The library's
         # remarks on default values are of no use here.
         import transformers.models.llama.configuration_llama
+
         transformers.logging.set_verbosity_error()
     if processes < 2:
         yield map
@@ -60,9 +61,15 @@ def workers(processes, libraries):
 
 def table_row(row):
     return {
-        "operator": row["operator"], "qualified": row["qualified"], "library": row["library"],
-        "version": row["version"], "family": row["family"], "summary": row["summary"],
-        "usages": json.dumps(row["usages"], sort_keys=True), "source": row.get("source"), "path": row.get("path"),
+        "operator": row["operator"],
+        "qualified": row["qualified"],
+        "library": row["library"],
+        "version": row["version"],
+        "family": row["family"],
+        "summary": row["summary"],
+        "usages": json.dumps(row["usages"], sort_keys=True),
+        "source": row.get("source"),
+        "path": row.get("path"),
     }
 
 
@@ -75,9 +82,13 @@ def report(program, kept, left_out):
         program.metric(f"kept/{library}", count)
         for reason, number in sorted(reasons.items()):
             program.metric(f"left_out/{library}/{reason.replace(' ', '_')}", number)
-        listed = ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items(), key=lambda r: (-r[1], r[0])))
-        program.log(f"{count} operators of {library}; {reasons.total()} left out: {listed or 'none'}. "
-                    f"cuda-agent show {program.stage}.left_out lists them")
+        listed = ", ".join(
+            f"{number} {reason}" for reason, number in sorted(reasons.items(), key=lambda r: (-r[1], r[0]))
+        )
+        program.log(
+            f"{count} operators of {library}; {reasons.total()} left out: {listed or 'none'}. "
+            f"cuda-agent show {program.stage}.left_out lists them"
+        )
 
 
 if __name__ == "__main__":

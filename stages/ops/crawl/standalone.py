@@ -17,23 +17,25 @@ from tidy import Fold, Tidy, listed, walk
 from torch_probe import Rejected
 
 # Arguments that the plain case does not have. They go from signatures and calls, and read as None in the body.
-ABSENT = frozenset((
-    "past_key_values", "past_key_value", "cache_position", "use_cache", "attention_mask", "head_mask",
-    "encoder_attention_mask", "output_attentions", "output_hidden_states", "cross_attn_head_mask", "layer_head_mask",
-    "dropout", "output_router_logits", "bool_masked_pos", "interpolate_pos_encoding", "cache_params", "sliding_window",
-    "softcap", "s_aux", "inputs_embeds", "past_key_values_length", "position_ids", "encoder_hidden_states", "cu_seqlens",
-))
+ABSENT = frozenset(
+    "past_key_values past_key_value cache_position use_cache attention_mask head_mask encoder_attention_mask "
+    "output_attentions output_hidden_states cross_attn_head_mask layer_head_mask dropout output_router_logits "
+    "bool_masked_pos interpolate_pos_encoding cache_params sliding_window softcap s_aux inputs_embeds "
+    "past_key_values_length position_ids encoder_hidden_states cu_seqlens".split()
+)
 ABSENT_NUMBERS = {"past_key_values_length": 0}
 # Questions about the surroundings, which a task answers with no.
-NO = re.compile(r"^is_(torchdynamo_\w+|tracing|deepspeed_\w+|fsdp_\w+|flash_attention_requested|jit_tracing|"
-                r"torch_fx_proxy|jax_\w+|(?!torch_available|vision_available)\w+_available)$")
+NO = re.compile(
+    r"^is_(torchdynamo_\w+|tracing|deepspeed_\w+|fsdp_\w+|flash_attention_requested|jit_tracing|"
+    r"torch_fx_proxy|jax_\w+|(?!torch_available|vision_available)\w+_available)$"
+)
 CONTEXTS = re.compile(r"maybe_autocast|autocast|torch\.amp|deepspeed|GatheredParameters|torch\.cuda|set_grad_enabled")
 KEPT_DECORATORS = ("staticmethod", "classmethod", "property")
 PLAIN_BASES = {"GradientCheckpointingLayer": "nn.Module"}
 LIMIT_LINES = 260
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def parse_file(path):
     return ast.parse(pathlib.Path(path).read_text(encoding="utf-8"))
 
@@ -66,7 +68,7 @@ class SourceFile:
     def _absolute(self, node):
         if not node.level:
             return node.module
-        package = self.path.relative_to(self.root.parent).with_suffix("").parts[:-node.level]
+        package = self.path.relative_to(self.root.parent).with_suffix("").parts[: -node.level]
         return ".".join([*package, *([node.module] if node.module else [])])
 
     def file_of(self, module):
@@ -175,7 +177,7 @@ class Standalone:
         if self.activations is None:
             self.activations = self.open_file(str(self.root / "activations.py"))
         table = self.activations.definitions["ACT2CLS"].value
-        return {ast.literal_eval(k): v for k, v in zip(table.keys, table.values)}
+        return {ast.literal_eval(k): v for k, v in zip(table.keys, table.values, strict=True)}
 
     def activation(self, key):
         """An expression that makes the activation of that name, as the library's table has it."""
@@ -202,16 +204,26 @@ class Standalone:
 
     def _add_activation_table(self):
         """A table of the activations that the closure names, for where an argument chooses between them."""
-        texts = {item.value for node in self.nodes.values() for item in walk(node)
-                 if isinstance(item, ast.Constant) and isinstance(item.value, str)}
+        texts = {
+            item.value
+            for node in self.nodes.values()
+            for item in walk(node)
+            if isinstance(item, ast.Constant) and isinstance(item.value, str)
+        }
         known = sorted(texts & set(self._activation_entries()))
         if not known:
             raise Rejected("not standalone", "its activation is not settled by the configuration")
-        makers = [ast.Lambda(args=ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[]),
-                             body=self.activation(name)) for name in known]
+        makers = [
+            ast.Lambda(
+                args=ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[]),
+                body=self.activation(name),
+            )
+            for name in known
+        ]
         table = ast.Dict(keys=[ast.Constant(name) for name in known], values=makers)
         self.nodes["ACT2FN"] = ast.fix_missing_locations(
-            ast.Assign(targets=[ast.Name(id="ACT2FN", ctx=ast.Store())], value=table))
+            ast.Assign(targets=[ast.Name(id="ACT2FN", ctx=ast.Store())], value=table)
+        )
         self.order.insert(0, "ACT2FN")
 
     # -- clean-up
@@ -222,9 +234,14 @@ class Standalone:
         while changed:
             changed = tidy.step()
             read = self._attributes_read()
-            changed |= any([prune_attributes(node, read) for node in list(self.nodes.values())])
+            # All of them, also after one that changed something.
+            pruned = [prune_attributes(node, read) for node in list(self.nodes.values())]
+            changed |= any(pruned)
             keywords = {
-                keyword.arg for node in self.nodes.values() for call in walk(node) if isinstance(call, ast.Call)
+                keyword.arg
+                for node in self.nodes.values()
+                for call in walk(node)
+                if isinstance(call, ast.Call)
                 for keyword in call.keywords
             }
             for name, node in self.nodes.items():
@@ -234,8 +251,11 @@ class Standalone:
 
     def _drop_surplus_keywords(self):
         """Calls of functions that took any keyword give only those that are still parameters."""
-        known = {name: {a.arg for a in [*node.args.args, *node.args.kwonlyargs]} for name, node in self.nodes.items()
-                 if isinstance(node, ast.FunctionDef) and name in self.open_ended}
+        known = {
+            name: {a.arg for a in [*node.args.args, *node.args.kwonlyargs]}
+            for name, node in self.nodes.items()
+            if isinstance(node, ast.FunctionDef) and name in self.open_ended
+        }
         for node in self.nodes.values():
             for call in walk(node):
                 if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in known:
@@ -328,8 +348,12 @@ def is_dead_attribute(statement, read):
     if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1):
         return False
     target = statement.targets[0]
-    return (isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
-            and target.attr not in read)
+    return (
+        isinstance(target, ast.Attribute)
+        and isinstance(target.value, ast.Name)
+        and target.value.id == "self"
+        and target.attr not in read
+    )
 
 
 class Specialise(Fold):
@@ -344,7 +368,8 @@ class Specialise(Fold):
         node.decorator_list = []
         node.bases = [ast.parse(PLAIN_BASES.get(ast.unparse(b), ast.unparse(b)), mode="eval").body for b in node.bases]
         self.dropouts = {
-            item.targets[0].attr for item in walk(node)
+            item.targets[0].attr
+            for item in walk(node)
             if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Attribute) and is_dropout(item.value)
         }
         self.generic_visit(node)
@@ -352,8 +377,11 @@ class Specialise(Fold):
         return node
 
     def visit_FunctionDef(self, node):
-        node.decorator_list = [d for d in node.decorator_list
-                               if ast.unparse(d) in KEPT_DECORATORS or ast.unparse(d).startswith("torch.no_grad")]
+        node.decorator_list = [
+            d
+            for d in node.decorator_list
+            if ast.unparse(d) in KEPT_DECORATORS or ast.unparse(d).startswith("torch.no_grad")
+        ]
         node.returns = None
         assigned = {i.id for i in walk(node) if isinstance(i, ast.Name) and isinstance(i.ctx, ast.Store)}
         outer, self.absent = self.absent, (ABSENT & {a.arg for a in walk(node) if isinstance(a, ast.arg)})
@@ -370,7 +398,7 @@ class Specialise(Fold):
             self.closure.open_ended.add(name)
         arguments.kwarg = None
         defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + arguments.defaults
-        pairs = [(a, d) for a, d in zip(arguments.args, defaults) if a.arg not in self.absent]
+        pairs = [(a, d) for a, d in zip(arguments.args, defaults, strict=True) if a.arg not in self.absent]
         arguments.args = [argument for argument, _ in pairs]
         arguments.defaults = [default for _, default in pairs if default is not None]
         for argument in [*arguments.args, *arguments.kwonlyargs]:
@@ -402,7 +430,7 @@ class Specialise(Fold):
         """`config.text_config.hidden_size` becomes `config.text_hidden_size`: one plain configuration."""
         inner = node.value.attr
         values = self.closure.config.get(inner, MISSING)
-        value = (values.get(node.attr, MISSING) if isinstance(values, dict) else getattr(values, node.attr, MISSING))
+        value = values.get(node.attr, MISSING) if isinstance(values, dict) else getattr(values, node.attr, MISSING)
         if value is MISSING:
             raise Rejected("not standalone", f"the configuration has no `{inner}.{node.attr}`")
         if value is None or isinstance(value, (str, bool)):
@@ -434,12 +462,14 @@ class Specialise(Fold):
         if text == "hasattr" and ast.unparse(node.args[0]) in ("config", "self.config"):
             return ast.Constant(ast.literal_eval(node.args[1]) in self.closure.config)
         absent = text == "isinstance" and isinstance(node.args[0], ast.Name) and node.args[0].id in self.absent
-        if absent or NO.search(text) or text == "isinstance" and re.search(r"Cache\b", ast.unparse(node.args[1])):
+        if absent or NO.search(text) or (text == "isinstance" and re.search(r"Cache\b", ast.unparse(node.args[1]))):
             return ast.Constant(False)
         if text in ("kwargs.get", "kwargs.pop"):
             return self.visit(node.args[1]) if len(node.args) > 1 else ast.Constant(None)
         if text == "get_activation":
-            return self.visit(ast.Subscript(value=ast.Name(id="ACT2FN", ctx=ast.Load()), slice=node.args[0], ctx=ast.Load()))
+            return self.visit(
+                ast.Subscript(value=ast.Name(id="ACT2FN", ctx=ast.Load()), slice=node.args[0], ctx=ast.Load())
+            )
         if text == "apply_chunking_to_forward":
             return self.visit(ast.Call(func=node.args[0], args=node.args[3:], keywords=[]))
         if text.endswith("functional.dropout") or text == "F.dropout":
@@ -487,8 +517,11 @@ class Specialise(Fold):
         if text == "ACT2FN":
             key = self.visit(node.slice)
             # A name that an argument gives is known when the closure has been folded.
-            return self.closure.activation(key.value) if isinstance(key, ast.Constant) else ast.Subscript(
-                value=node.value, slice=key, ctx=node.ctx)
+            return (
+                self.closure.activation(key.value)
+                if isinstance(key, ast.Constant)
+                else ast.Subscript(value=node.value, slice=key, ctx=node.ctx)
+            )
         if text == "ALL_ATTENTION_FUNCTIONS":
             return ast.Name(id="eager_attention_forward", ctx=ast.Load())
         node = self.generic_visit(node)
@@ -497,9 +530,13 @@ class Specialise(Fold):
     def _table_entry(self, text, node):
         """The entry of a table of the file, such as the attention classes by implementation, where the key is known."""
         table = self.file.definitions.get(text)
-        if not (isinstance(table, ast.Assign) and isinstance(table.value, ast.Dict) and isinstance(node.slice, ast.Constant)):
+        if not (
+            isinstance(table, ast.Assign) and isinstance(table.value, ast.Dict) and isinstance(node.slice, ast.Constant)
+        ):
             return node
-        entries = {k.value: v for k, v in zip(table.value.keys, table.value.values) if isinstance(k, ast.Constant)}
+        entries = {
+            k.value: v for k, v in zip(table.value.keys, table.value.values, strict=True) if isinstance(k, ast.Constant)
+        }
         return copy.deepcopy(entries.get(node.slice.value, node))
 
     # -- folding: `Fold` has the rest
@@ -533,10 +570,15 @@ def filled(value):
     made = value
     while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr in ("float", "to"):
         made = made.func.value
-    if not (isinstance(made, ast.Call) and ast.unparse(made.func) in ("torch.empty", "torch.Tensor", "torch.FloatTensor")):
+    if not (
+        isinstance(made, ast.Call) and ast.unparse(made.func) in ("torch.empty", "torch.Tensor", "torch.FloatTensor")
+    ):
         return value
-    call = ast.Call(func=ast.parse("torch.randn", mode="eval").body, args=made.args, keywords=[
-        k for k in made.keywords if k.arg not in ("dtype", "device")])
+    call = ast.Call(
+        func=ast.parse("torch.randn", mode="eval").body,
+        args=made.args,
+        keywords=[k for k in made.keywords if k.arg not in ("dtype", "device")],
+    )
     return ast.BinOp(left=ast.Constant(0.02), op=ast.Mult(), right=call)
 
 
@@ -545,7 +587,8 @@ def is_record(call, file):
     name = ast.unparse(call.func)
     definition = file.definitions.get(name)
     own = isinstance(definition, ast.ClassDef) and any(
-        ast.unparse(base).endswith(("ModelOutput", "Output", "OutputWithPast")) for base in definition.bases)
+        ast.unparse(base).endswith(("ModelOutput", "Output", "OutputWithPast")) for base in definition.bases
+    )
     return bool(call.keywords or call.args) and (own or bool(re.match(r"(BaseModel|Seq2Seq|Causal)\w*Output", name)))
 
 

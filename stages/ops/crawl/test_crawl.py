@@ -13,16 +13,16 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "python"), str(HERE.parent.parent / "protocol" / "python")]
 
-import crawl  # noqa: E402
-import stage_driver  # noqa: E402
-import tidy  # noqa: E402
-import torch_probe  # noqa: E402
-import torch_recipes as recipes  # noqa: E402
-import call_forms  # noqa: E402
-import transformers_crawl  # noqa: E402
-import transformers_task  # noqa: E402
-import validation  # noqa: E402
-from torch_probe import Rejected, probe  # noqa: E402
+import call_forms
+import crawl
+import stage_driver
+import tidy
+import torch_probe
+import torch_recipes as recipes
+import transformers_crawl
+import transformers_task
+import validation
+from torch_probe import Rejected, probe
 
 PARAMS = {"libraries": ["torch", "transformers"], "models": [], "max_transformers": 12}
 
@@ -40,8 +40,27 @@ def test_finds_many_operators_of_every_family(crawled):
     operators, _ = crawled
     families = collections.Counter(row["family"] for row in operators if row["library"] == "torch")
     assert sum(families.values()) >= 430
-    for family in ("convolution", "normalization", "pooling", "matmul", "reduction", "softmax", "loss", "scan",
-                   "resampling", "padding", "attention", "embedding", "recurrent", "activation", "elementwise", "spectral", "special", "indexing", "masking"):
+    for family in (
+        "convolution",
+        "normalization",
+        "pooling",
+        "matmul",
+        "reduction",
+        "softmax",
+        "loss",
+        "scan",
+        "resampling",
+        "padding",
+        "attention",
+        "embedding",
+        "recurrent",
+        "activation",
+        "elementwise",
+        "spectral",
+        "special",
+        "indexing",
+        "masking",
+    ):
         assert families[family] >= 5, family
     assert families["linear"] == families["bilinear"] == 2
     assert len({row["operator"] for row in operators}) == len(operators)
@@ -66,7 +85,8 @@ def test_transformers_classes_run_without_transformers(crawled, tmp_path):
     for row in rows[:4]:
         usage = json.loads(row["usages"])[0]
         code = transformers_task.task_code(
-            usage, row["source"], transformers_task.header_lines(row), transformers_task.sizes_at(usage, 128), 2, 8)
+            usage, row["source"], transformers_task.header_lines(row), transformers_task.sizes_at(usage, 128), 2, 8
+        )
         assert "Apache License" in code.splitlines()[2] + code.splitlines()[1]
         call = "\nimport sys\nout = Model(*get_init_inputs())(*get_inputs())\nassert out.shape[0] == 2\n"
         call += "assert 'transformers' not in sys.modules\n"
@@ -79,29 +99,38 @@ def usage_of(call, construct=None, ranks=(2,)):
     return recipes.draft(call, construct, {}, ranks=list(ranks), input="float", cost={"flops": "x", "bytes": "x"})
 
 
-@pytest.mark.parametrize(("call", "construct", "reason"), [
-    ("{x} + torch.rand_like({x})", None, "random"),
-    ("{module}({x})", "nn.Dropout(0.5)", "random"),
-    ("{module}({x})", "nn.BatchNorm1d(32)", "mode-dependent"),
-    ("{x} - {x}.mean(0)", None, "mixes the batch"),
-    ("{x}.sum()", None, "mixes the batch"),
-    ("{x}[:, :3]", None, "view"),
-    ("{x} * 1.0", None, "identity"),
-    ("torch.zeros_like({x})", None, "insensitive"),
-    ("{x}[{x} > 0].reshape({x}.shape[0], -1)", None, "fails"),
-    ("{x} > 0", None, "not float32"),
-    ("{x} / 0", None, "not finite"),
-])
+@pytest.mark.parametrize(
+    ("call", "construct", "reason"),
+    [
+        ("{x} + torch.rand_like({x})", None, "random"),
+        ("{module}({x})", "nn.Dropout(0.5)", "random"),
+        ("{module}({x})", "nn.BatchNorm1d(32)", "mode-dependent"),
+        ("{x} - {x}.mean(0)", None, "mixes the batch"),
+        ("{x}.sum()", None, "mixes the batch"),
+        ("{x}[:, :3]", None, "view"),
+        ("{x} * 1.0", None, "identity"),
+        ("torch.zeros_like({x})", None, "insensitive"),
+        ("{x}[{x} > 0].reshape({x}.shape[0], -1)", None, "fails"),
+        ("{x} > 0", None, "not float32"),
+        ("{x} / 0", None, "not finite"),
+    ],
+)
 def test_probe_refuses(call, construct, reason):
     with pytest.raises(Rejected) as refusal:
         probe(usage_of(call, construct))
     assert refusal.value.reason == reason
 
 
-@pytest.mark.parametrize(("call", "smooth"), [
-    ("torch.tanh({x})", True), ("torch.cumsum({x}, dim=1)", True), ("torch.softmax({x}, dim=1)", True),
-    ("torch.floor({x})", False), ("torch.where({x} > 0.5, {x}, -{x})", False),
-])
+@pytest.mark.parametrize(
+    ("call", "smooth"),
+    [
+        ("torch.tanh({x})", True),
+        ("torch.cumsum({x}, dim=1)", True),
+        ("torch.softmax({x}, dim=1)", True),
+        ("torch.floor({x})", False),
+        ("torch.where({x} > 0.5, {x}, -{x})", False),
+    ],
+)
 def test_probe_tells_jumps(call, smooth):
     assert probe(usage_of(call))["smooth"] is smooth
 
@@ -115,13 +144,17 @@ def test_probe_finds_the_domain_and_bounds():
 def test_a_library_takes_one_line_with_counts_by_reason():
     sent, metrics = [], {}
     program = types.SimpleNamespace(
-        stage="seeds", params={"libraries": ["torch"]}, progress=lambda *_: None,
+        stage="seeds",
+        params={"libraries": ["torch"]},
+        progress=lambda *_: None,
         metric=lambda name, value: metrics.update({name: value}),
-        log=lambda message, level="info": sent.append((level, message)))
+        log=lambda message, level="info": sent.append((level, message)),
+    )
     left_out = [{"library": "torch", "reason": reason} for reason in ("alias", "random", "alias")]
     crawl.report(program, [{"library": "torch"}], left_out)
-    assert sent == [("info", "1 operators of torch; 3 left out: 2 alias, 1 random. "
-                             "cuda-agent show seeds.left_out lists them")]
+    assert sent == [
+        ("info", "1 operators of torch; 3 left out: 2 alias, 1 random. cuda-agent show seeds.left_out lists them")
+    ]
     assert metrics == {"kept/torch": 1, "left_out/torch/alias": 2, "left_out/torch/random": 1}
 
 
@@ -166,8 +199,10 @@ def test_what_a_task_settles_is_folded():
 
 
 def test_calls_that_differ_keep_their_arguments():
-    source = "def f(x, flag):\n    return x if flag else -x\n\nclass Piece(nn.Module):\n" \
-             "    def forward(self, x):\n        return f(x, True) + f(x, False)\n"
+    source = (
+        "def f(x, flag):\n    return x if flag else -x\n\nclass Piece(nn.Module):\n"
+        "    def forward(self, x):\n        return f(x, True) + f(x, False)\n"
+    )
     nodes = {node.name: node for node in ast.parse(source).body}
     before = [ast.unparse(node) for node in nodes.values()]
     assert not tidy.Tidy(nodes, "Piece").step()
@@ -179,8 +214,10 @@ def prepared(source, name="Piece", config=None, forms=None):
     module = ast.parse(source).body[-1]
     init, forward = (transformers_crawl.method(module, method) for method in ("__init__", "forward"))
     make = call_forms.constructor(init, config or {})
-    usages = [{"class": name, "imports": [], "config": config, **call_forms.combined(make, form)}
-              for form in forms or call_forms.forms(forward, make["sizes"])]
+    usages = [
+        {"class": name, "imports": [], "config": config, **call_forms.combined(make, form)}
+        for form in forms or call_forms.forms(forward, make["sizes"])
+    ]
     return {"operator": name, "body": source, "usages": usages, "path": "x.py", "version": "0"}
 
 
@@ -233,12 +270,14 @@ def test_well_known_models_come_first_and_none_is_missing():
 
 
 def test_modules_are_called_with_what_they_use():
-    source = "class Inner(nn.Module):\n    def __init__(self):\n        super().__init__()\n" \
-             "    def forward(self, x, other=None):\n        if other is not None:\n            x = x + other\n" \
-             "        return x\n\n" \
-             "class Piece(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.inner = Inner()\n" \
-             "    def forward(self, x=None, residual=None):\n        if residual is not None:\n" \
-             "            x = self.inner(residual)\n        return self.inner(x)\n"
+    source = (
+        "class Inner(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "    def forward(self, x, other=None):\n        if other is not None:\n            x = x + other\n"
+        "        return x\n\n"
+        "class Piece(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.inner = Inner()\n"
+        "    def forward(self, x=None, residual=None):\n        if residual is not None:\n"
+        "            x = self.inner(residual)\n        return self.inner(x)\n"
+    )
     nodes = {node.name: node for node in ast.parse(source).body}
     closure = tidy.Tidy(nodes, "Piece")
     while closure.step():

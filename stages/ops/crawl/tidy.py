@@ -19,7 +19,8 @@ ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Pow)
 
 
 def walk(tree):
-    """All nodes below and with one, as `ast.walk` gives them but for contexts, in another order and in half the time."""
+    """All nodes below and with one, as `ast.walk` gives them but for contexts, in another order and in half the
+    time."""
     todo = [tree]
     while todo:
         node = todo.pop()
@@ -46,8 +47,12 @@ class Fold(ast.NodeTransformer):
         sides = [node.left, *node.comparators]
         if len(sides) == 2 and all(isinstance(side, ast.Constant) for side in sides):
             left, right = (side.value for side in sides)
-            folds = {ast.Is: left is right, ast.IsNot: left is not right, ast.Eq: left == right,
-                     ast.NotEq: left != right}
+            folds = {
+                ast.Is: left is right,
+                ast.IsNot: left is not right,
+                ast.Eq: left == right,
+                ast.NotEq: left != right,
+            }
             if type(node.ops[0]) in folds:
                 return ast.Constant(folds[type(node.ops[0])])
         return node
@@ -192,8 +197,11 @@ class Tidy:
 
     def _has_relatives(self, node):
         bases = {ast.unparse(base) for base in node.bases}
-        children = [other for other in self.nodes.values() if isinstance(other, ast.ClassDef)
-                    and node.name in {ast.unparse(base) for base in other.bases}]
+        children = [
+            other
+            for other in self.nodes.values()
+            if isinstance(other, ast.ClassDef) and node.name in {ast.unparse(base) for base in other.bases}
+        ]
         return bool(bases & set(self.nodes)) or bool(children)
 
     def _inline_constant_attributes(self):
@@ -209,16 +217,25 @@ class Tidy:
             owners = self._owners(sites)
             if owners is None or first in stored_names(node):
                 continue
-            shared = {attribute: value for attribute, value in constants[owners[0]].items()
-                      if all(same(constants[owner].get(attribute, ...), value) for owner in owners)}
+            shared = {
+                attribute: value
+                for attribute, value in constants[owners[0]].items()
+                if all(same(constants[owner].get(attribute, ...), value) for owner in owners)
+            }
             ReplaceAttribute(first, shared).visit(node)
 
     def _owners(self, sites):
         """The classes whose `self` is the first argument of every call, or None where a call gives something else."""
         owners = []
         for site in sites:
-            owner = next((name for name, node in self.nodes.items() if isinstance(node, ast.ClassDef)
-                          and any(item is site for item in walk(node))), None)
+            owner = next(
+                (
+                    name
+                    for name, node in self.nodes.items()
+                    if isinstance(node, ast.ClassDef) and any(item is site for item in walk(node))
+                ),
+                None,
+            )
             if owner is None or not site.args or ast.unparse(site.args[0]) != "self":
                 return None
             owners.append(owner)
@@ -240,7 +257,8 @@ class Tidy:
                 elif isinstance(item, ast.Call) and isinstance(item.func, ast.Name) and item.func.id == name:
                     calls.append(item)
         unpacked = any(isinstance(a, ast.Starred) for c in calls for a in c.args) or any(
-            keyword.arg is None for call in calls for keyword in call.keywords)
+            keyword.arg is None for call in calls for keyword in call.keywords
+        )
         return None if unpacked or reads != len(calls) else calls
 
     def _settle_parameters(self, name):
@@ -297,7 +315,8 @@ class Tidy:
                 return None
             calls += called
         unpacked = any(isinstance(a, ast.Starred) for c in calls for a in c.args) or any(
-            keyword.arg is None for call in calls for keyword in call.keywords)
+            keyword.arg is None for call in calls for keyword in call.keywords
+        )
         return None if uses != made or unpacked else calls
 
     def _settle_common(self, function, first, sites):
@@ -313,10 +332,13 @@ class Tidy:
         """Drop `if p is None: p = …` where every call gives an attribute that holds a product."""
         for argument in function.args.args[first:]:
             values = [value_at(site, function, first, argument.arg) for site in sites]
-            if not all(self._is_product(site, value) for site, value in zip(sites, values)):
+            if not all(self._is_product(site, value) for site, value in zip(sites, values, strict=True)):
                 continue
-            checks = [s for s in function.body if isinstance(s, ast.If) and not s.orelse
-                      and ast.unparse(s.test) == f"{argument.arg} is None"]
+            checks = [
+                s
+                for s in function.body
+                if isinstance(s, ast.If) and not s.orelse and ast.unparse(s.test) == f"{argument.arg} is None"
+            ]
             inside = sum(stored_names(check).count(argument.arg) for check in checks)
             if checks and inside == stored_names(function).count(argument.arg):
                 function.body = [s for s in function.body if s not in checks]
@@ -327,10 +349,15 @@ class Tidy:
         if not (isinstance(value, ast.Attribute) and ast.unparse(value.value) == "self"):
             return False
         owner = next(node for node in self.nodes.values() if any(item is site for item in walk(node)))
-        stores = [item for item in walk(owner) if isinstance(item, ast.Assign)
-                  and any(ast.unparse(target) == ast.unparse(value) for target in item.targets)]
+        stores = [
+            item
+            for item in walk(owner)
+            if isinstance(item, ast.Assign)
+            and any(ast.unparse(target) == ast.unparse(value) for target in item.targets)
+        ]
         return bool(stores) and all(
-            isinstance(item.value, ast.BinOp) and isinstance(item.value.op, ARITHMETIC) for item in stores)
+            isinstance(item.value, ast.BinOp) and isinstance(item.value.op, ARITHMETIC) for item in stores
+        )
 
     # -- functions and methods
 
@@ -352,8 +379,13 @@ class Tidy:
             return
         for node in self.nodes.values():
             if isinstance(node, ast.ClassDef):
-                node.body = [item for item in node.body if not isinstance(item, ast.FunctionDef)
-                             or item.name in MODULE_NAMES | read | {"forward"} or item.name.startswith("__")]
+                node.body = [
+                    item
+                    for item in node.body
+                    if not isinstance(item, ast.FunctionDef)
+                    or item.name in MODULE_NAMES | read | {"forward"}
+                    or item.name.startswith("__")
+                ]
 
 
 class InlineIdentity(ast.NodeTransformer):
@@ -374,8 +406,9 @@ def same(first, second):
 
 def is_settled(node):
     """Flags, names, None and one: what selects a case. Other numbers are better read under their names."""
-    return isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, (bool, str))
-                                               or same(node.value, 1))
+    return isinstance(node, ast.Constant) and (
+        node.value is None or isinstance(node.value, (bool, str)) or same(node.value, 1)
+    )
 
 
 def functions(node):
@@ -404,9 +437,14 @@ def replace_in_body(function, values):
 
 def defaults_of(function):
     arguments = function.args
-    pairs = dict(zip([a.arg for a in arguments.args[len(arguments.args) - len(arguments.defaults):]],
-                     arguments.defaults))
-    return pairs | {a.arg: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults) if d is not None}
+    pairs = dict(
+        zip(
+            [a.arg for a in arguments.args[len(arguments.args) - len(arguments.defaults) :]],
+            arguments.defaults,
+            strict=True,
+        )
+    )
+    return pairs | {a.arg: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None}
 
 
 def first_default(function):
@@ -416,7 +454,7 @@ def first_default(function):
 def value_at(site, function, first, name):
     """The expression that a call gives a parameter, or its default."""
     names = [argument.arg for argument in function.args.args[first:]]
-    given = dict(zip(names, site.args)) | {keyword.arg: keyword.value for keyword in site.keywords}
+    given = dict(zip(names, site.args, strict=False)) | {keyword.arg: keyword.value for keyword in site.keywords}
     return given.get(name, defaults_of(function).get(name))
 
 
@@ -428,8 +466,13 @@ def own_attribute(node):
 
 def is_attribute_of(node, class_name):
     """Whether it is `self.x = Name(...)`."""
-    return (isinstance(node, ast.Assign) and len(node.targets) == 1 and own_attribute(node.targets[0]) is not None
-            and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == class_name)
+    return (
+        isinstance(node, ast.Assign)
+        and len(node.targets) == 1
+        and own_attribute(node.targets[0]) is not None
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func) == class_name
+    )
 
 
 def replace_until_stored(function, name, value):
@@ -478,8 +521,14 @@ def settle_flags(function, keep):
     """Put a flag's default in place of a parameter of the class that a task makes, which never gives flags."""
     kept = {argument.arg for argument in function.args.args[:keep]} | {"position_embeddings"}
     stored = stored_names(function)
-    defaults = {name: value for name, value in defaults_of(function).items() if name not in kept
-                and isinstance(value, ast.Constant) and isinstance(value.value, (bool, str)) and name not in stored}
+    defaults = {
+        name: value
+        for name, value in defaults_of(function).items()
+        if name not in kept
+        and isinstance(value, ast.Constant)
+        and isinstance(value.value, (bool, str))
+        and name not in stored
+    }
     replace_in_body(function, defaults)
 
 
@@ -504,25 +553,41 @@ def remove_parameters(function, first, sites, allowed):
         function.args.defaults = [default for default in defaults if default is not None]
         for site in sites:
             site.keywords = [keyword for keyword in site.keywords if keyword.arg != argument.arg]
-            del site.args[index - first:index - first + 1]
+            del site.args[index - first : index - first + 1]
 
 
 def remove_unread(function, first, only_optional):
     """Drop parameters of the class that a task makes which its body does not name: the task reads this signature."""
     named = read_names(function) | set(stored_names(function))
     arguments, optional = function.args, defaults_of(function)
-    gone = {a.arg for a in [*arguments.args[first:], *arguments.kwonlyargs]
-            if a.arg not in named and (a.arg in optional or not only_optional)}
+    gone = {
+        a.arg
+        for a in [*arguments.args[first:], *arguments.kwonlyargs]
+        if a.arg not in named and (a.arg in optional or not only_optional)
+    }
     arguments.args = [a for a in arguments.args if a.arg not in gone]
     arguments.defaults = [optional[a.arg] for a in arguments.args if a.arg in optional]
-    pairs = [(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults) if a.arg not in gone]
+    pairs = [(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if a.arg not in gone]
     arguments.kwonlyargs, arguments.kw_defaults = [a for a, _ in pairs], [d for _, d in pairs]
 
 
 def is_pure(node):
     """Whether evaluating it does nothing but give a value."""
-    allowed = (ast.Constant, ast.Name, ast.Attribute, ast.Tuple, ast.BinOp, ast.UnaryOp, ast.Compare, ast.operator,
-               ast.unaryop, ast.cmpop, ast.expr_context, ast.Subscript, ast.Slice)
+    allowed = (
+        ast.Constant,
+        ast.Name,
+        ast.Attribute,
+        ast.Tuple,
+        ast.BinOp,
+        ast.UnaryOp,
+        ast.Compare,
+        ast.operator,
+        ast.unaryop,
+        ast.cmpop,
+        ast.expr_context,
+        ast.Subscript,
+        ast.Slice,
+    )
     return all(isinstance(item, allowed) for item in walk(node))
 
 
@@ -531,9 +596,12 @@ def inline_second_names(function):
     parameters = {item.arg for item in walk(function) if isinstance(item, ast.arg)}
     nested = any(isinstance(item, (ast.FunctionDef, ast.Lambda)) and item is not function for item in walk(function))
     for statement in [] if nested else list(function.body):
-        if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1
-                and isinstance(statement.targets[0], ast.Name)
-                and (isinstance(statement.value, ast.Name) or is_settled(statement.value))):
+        if not (
+            isinstance(statement, ast.Assign)
+            and len(statement.targets) == 1
+            and isinstance(statement.targets[0], ast.Name)
+            and (isinstance(statement.value, ast.Name) or is_settled(statement.value))
+        ):
             continue
         stored = stored_names(function)
         second, name = statement.targets[0].id, getattr(statement.value, "id", None)
@@ -551,7 +619,7 @@ def drop_dead_statements(function):
             if not isinstance(block, list):
                 continue
             end = next((i for i, s in enumerate(block) if isinstance(s, (ast.Return, ast.Raise))), len(block))
-            kept = [statement for statement in block[:end + 1] if not is_unread(statement, read)]
+            kept = [statement for statement in block[: end + 1] if not is_unread(statement, read)]
             setattr(item, field, kept)
     fill_empty_bodies(function)
 

@@ -1,8 +1,9 @@
 """Finds torch's operators by introspection and keeps those that run.
 
-Module classes of `torch.nn` are walked, and functions of `torch.nn.functional`, `torch`, `torch.special`, `torch.linalg`
-and `torch.fft`. Signatures come from `inspect`, and for functions bound from C++ from the operator schemas. A draft usage is made from
-the signature and the recipes; `torch_probe` runs it, and what it learns (ranks, domain, bounds) is stored.
+Module classes of `torch.nn` are walked, and functions of `torch.nn.functional`, `torch`, `torch.special`,
+`torch.linalg` and `torch.fft`. Signatures come from `inspect`, and for functions bound from C++ from the operator
+schemas. A draft usage is made from the signature and the recipes; `torch_probe` runs it, and what it learns (ranks,
+domain, bounds) is stored.
 """
 
 import functools
@@ -17,8 +18,14 @@ import torch_recipes as recipes
 from torch_probe import Rejected, probe
 from torch_structured import STRUCTURED
 
-NAMESPACES = {"torch.nn": nn, "torch.nn.functional": F, "torch": torch, "torch.special": torch.special,
-              "torch.linalg": torch.linalg, "torch.fft": torch.fft}
+NAMESPACES = {
+    "torch.nn": nn,
+    "torch.nn.functional": F,
+    "torch": torch,
+    "torch.special": torch.special,
+    "torch.linalg": torch.linalg,
+    "torch.fft": torch.fft,
+}
 INNER = ("torch.special", "torch.linalg", "torch.fft")
 SHORT = {"torch.nn": "nn", "torch.nn.functional": "F"}
 
@@ -27,7 +34,7 @@ def crawl_torch(run=map):
     """Returns `(kept, left_out)`: lists of dicts. `run` applies a function to many names, like `map`, in order."""
     names, left_out = candidates()
     kept = []
-    for (namespace, name), (row, reason, detail) in zip(names, run(try_operator, names)):
+    for (namespace, name), (row, reason, detail) in zip(names, run(try_operator, names), strict=True):
         if row is not None:
             kept.append(row)
         else:
@@ -108,8 +115,12 @@ def describe(namespace, name, item):
     if not usages:
         raise refusal or Rejected("no recipe", "no argument recipe fits its signature")
     return {
-        "operator": f"{SHORT.get(namespace, namespace)}.{name}", "qualified": f"{namespace}.{name}", "library": "torch",
-        "family": family, "usages": usages, "summary": summary(item),
+        "operator": f"{SHORT.get(namespace, namespace)}.{name}",
+        "qualified": f"{namespace}.{name}",
+        "library": "torch",
+        "family": family,
+        "usages": usages,
+        "summary": summary(item),
     }
 
 
@@ -160,7 +171,7 @@ def summary(item):
     lines = [line.strip() for line in (item.__doc__ or "").splitlines()]
     for index, line in enumerate(lines):
         if line and "->" not in line and not line.startswith(("..", "See ", ":")):
-            text = " ".join(lines[index:index + 4])
+            text = " ".join(lines[index : index + 4])
             text = re.sub(r":\w+:`~?([^`]*)`", r"\1", text)
             return re.split(r"(?<=[a-z`)])\.(\s|$)", text)[0].strip()[:200]
     return ""
@@ -177,6 +188,7 @@ def drafts(namespace, name, item, family):
 
 
 # ---- modules
+
 
 def module_drafts(name, item, family):
     symbols, positional, keywords = {}, [], []
@@ -250,6 +262,7 @@ def ranks_of(name, family):
 
 # ---- functions
 
+
 class Argument:
     """An argument of a function, from either kind of signature."""
 
@@ -276,8 +289,10 @@ def signatures(namespace, name, item):
         if listed[0] is not None:
             return listed
     overloads = [
-        [Argument("input" if a.name in ("self", "x") else a.name, str(a.type) in ("Tensor",), not a.has_default_value())
-         for a in schema.arguments]
+        [
+            Argument("input" if a.name in ("self", "x") else a.name, str(a.type) == "Tensor", not a.has_default_value())
+            for a in schema.arguments
+        ]
         for schema in schemas(name, namespace)
         if any(str(result.type) == "Tensor" for result in schema.returns)
     ]
@@ -293,8 +308,12 @@ def python_arguments(item):
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         return None
     required = [p for p in parameters if p.default is p.empty]
-    return [Argument(p.name, "Tensor" in str(p.annotation) or p.name in ("input", "target", "x1", "x2", "mat2"),
-                     p in required) for p in parameters]
+    return [
+        Argument(
+            p.name, "Tensor" in str(p.annotation) or p.name in ("input", "target", "x1", "x2", "mat2"), p in required
+        )
+        for p in parameters
+    ]
 
 
 def draft_of(namespace, name, family, arguments):

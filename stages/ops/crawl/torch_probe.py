@@ -102,7 +102,8 @@ class Instance:
     def operands(self, shape, seed):
         return {
             operand.name: fill(operand.fill, operand.shape, seed + index, shape)
-            for index, operand in enumerate(self.bound.operands) if operand.role == "input"
+            for index, operand in enumerate(self.bound.operands)
+            if operand.role == "input"
         }
 
     def __call__(self, stream, operands):
@@ -222,7 +223,7 @@ def require_meta(out, usage, shape, first, operands):
 
 def bounds(usage, shape):
     """The range of the output over a wide range of inputs; null where it grows with the input."""
-    if usage["input"] == "index" or usage["operands"] or usage["construct"] and "weight" in usage["construct"]:
+    if usage["input"] == "index" or usage["operands"] or (usage["construct"] and "weight" in usage["construct"]):
         return [None, None]
     instance = Instance(usage, shape)
     if any(True for _ in instance.module.parameters()):

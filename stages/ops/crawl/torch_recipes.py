@@ -7,7 +7,9 @@ usage (see `operator_binding`); `torch_crawl` runs every draft before it is beli
 
 import re
 
-RANDOM_NAME = re.compile(r"dropout|rrelu|fractional|gumbel|bernoulli|multinomial|poisson$|^normal$|binomial", re.IGNORECASE)
+RANDOM_NAME = re.compile(
+    r"dropout|rrelu|fractional|gumbel|bernoulli|multinomial|poisson$|^normal$|binomial", re.IGNORECASE
+)
 
 # Families by name, first match wins; the name is without its module (`Conv2d`, `conv2d`).
 FAMILIES = [
@@ -26,16 +28,29 @@ FAMILIES = [
     ("softmax", r"soft(max|min)(2d)?$"),
     ("linear", r"^linear$"),
     ("spectral", r"^(stft|i?[rh]?fft[2n]?|ihfft[2n]?)$"),
-    ("matmul", r"^(matmul|mm|bmm|baddbmm|addbmm|addmm|einsum|inner|tensordot|kron|mv|addmv|dot|outer|multi_dot|matrix_power|matrix_exp|cdist)$"),
+    (
+        "matmul",
+        r"^(matmul|mm|bmm|baddbmm|addbmm|addmm|einsum|inner|tensordot|kron|mv|addmv|dot|outer|multi_dot|matrix_power|matrix_exp|cdist)$",
+    ),
     ("scan", r"^(cum\w+|logcumsumexp|cumulative_trapezoid|diff|gradient)$"),
     ("ordering", r"^(sort|msort|topk|kthvalue|median|nanmedian|mode|quantile|nanquantile)$"),
-    ("reduction", r"^(sum|nansum|mean|nanmean|std|var|prod|amax|amin|max|min|norm|logsumexp|trapezoid|std_mean|var_mean|"
-                  r"aminmax|argmax|argmin)$"),
+    (
+        "reduction",
+        (
+            r"^(sum|nansum|mean|nanmean|std|var|prod|amax|amin|max|min|norm|logsumexp|trapezoid|std_mean|var_mean|"
+            r"aminmax|argmax|argmin)$"
+        ),
+    ),
     ("similarity", r"cosine_?similarity|pairwise_?distance|^vecdot$"),
     ("indexing", r"^(gather|take_along_dim|index_\w+|scatter_reduce|bucketize|searchsorted)$"),
     ("masking", r"^(where|masked_fill|gt|ge|lt|le|isclose|logical_\w+)$"),
-    ("arrangement", r"^(roll|flip\w*|rot90|tril|triu|cat|stack|hstack|vstack|dstack|column_stack|tile|repeat_interleave|i?fftshift|"
-                    r"channel_?shuffle|native_channel_shuffle|diag_embed|block_diag)$"),
+    (
+        "arrangement",
+        (
+            r"^(roll|flip\w*|rot90|tril|triu|cat|stack|hstack|vstack|dstack|column_stack|tile|repeat_interleave|i?fftshift|"
+            r"channel_?shuffle|native_channel_shuffle|diag_embed|block_diag)$"
+        ),
+    ),
     ("special", r"^(digamma|lgamma|polygamma|mvlgamma|erfinv|igammac?|i0)$"),
     ("activation", r"glu$|elu\d?$|sigmoid$|tanh|swish|silu|mish|soft|hard|shrink$|threshold"),
 ]
@@ -114,22 +129,55 @@ WIDTHS = pick(16, 24, 32, 48, 64, 96, 128)
 
 # Required constructor arguments of modules, and required plain arguments of functions.
 ARGUMENTS = {
-    "in_channels": {"value": "shape[1]"}, "num_features": {"value": "shape[1]"}, "num_channels": {"value": "shape[1]"},
-    "in_features": {"value": "shape[-1]"}, "normalized_shape": {"value": "shape[-1]"},
-    "in1_features": {"value": "shape[-1]"}, "in2_features": pick(8, 16),
-    "input_size": {"value": "shape[-1]"}, "embed_dim": {"value": "shape[-1]"}, "d_model": {"value": "shape[-1]"},
-    "out_channels": WIDTHS, "out_features": pick(32, 48, 64, 96, 128, 192, 256), "hidden_size": pick(32, 48, 64, 96),
-    "num_embeddings": pick(1000, 4096, 8192), "embedding_dim": pick(32, 64, 128),
-    "kernel_size": pick(2, 3), "output_size": pick(3, 4, 5, 6), "num_groups": CHANNEL_DIVISORS,
-    "groups": CHANNEL_DIVISORS, "num_heads": FEATURE_DIVISORS, "nhead": FEATURE_DIVISORS,
-    "padding": pick(1, 2), "value": pick(0.5, 1.0, -0.5), "threshold": pick(0.1, 0.25), "lambd": pick(0.25, 0.5),
-    "upscale_factor": pick(2), "downscale_factor": pick(2), "size": pick(3, 5), "norm_type": pick(2.0, 3.0),
-    "dim": INNER_DIMS, "exponent": pick(2, 3, 1.5), "min": pick(-0.5, -0.25, 0.1), "max": pick(0.5, 0.75),
-    "weight": pick(0.3, 0.7), "other": pick(0.5, 1.5, 2.0), "reduction": {"value": "'none'", "literal": True},
-    "shifts": pick(1, 2, 5), "k": computed("[n for n in (4, 8) if shape[-1] >= 2 * n]"), "q": pick(0.25, 0.75),
-    "p": pick(1, 2, 3), "delta": pick(0.5, 1.5), "beta": pick(0.5, 2.0), "margin": pick(0.5, 1.5),
-    "negative_slope": pick(0.05, 0.1, 0.2), "alpha": pick(0.75, 1.25, 1.5), "eps": pick(1e-6, 1e-5),
-    "chunks": pick(2), "n": pick(1, literal=True), "input": None,
+    "in_channels": {"value": "shape[1]"},
+    "num_features": {"value": "shape[1]"},
+    "num_channels": {"value": "shape[1]"},
+    "in_features": {"value": "shape[-1]"},
+    "normalized_shape": {"value": "shape[-1]"},
+    "in1_features": {"value": "shape[-1]"},
+    "in2_features": pick(8, 16),
+    "input_size": {"value": "shape[-1]"},
+    "embed_dim": {"value": "shape[-1]"},
+    "d_model": {"value": "shape[-1]"},
+    "out_channels": WIDTHS,
+    "out_features": pick(32, 48, 64, 96, 128, 192, 256),
+    "hidden_size": pick(32, 48, 64, 96),
+    "num_embeddings": pick(1000, 4096, 8192),
+    "embedding_dim": pick(32, 64, 128),
+    "kernel_size": pick(2, 3),
+    "output_size": pick(3, 4, 5, 6),
+    "num_groups": CHANNEL_DIVISORS,
+    "groups": CHANNEL_DIVISORS,
+    "num_heads": FEATURE_DIVISORS,
+    "nhead": FEATURE_DIVISORS,
+    "padding": pick(1, 2),
+    "value": pick(0.5, 1.0, -0.5),
+    "threshold": pick(0.1, 0.25),
+    "lambd": pick(0.25, 0.5),
+    "upscale_factor": pick(2),
+    "downscale_factor": pick(2),
+    "size": pick(3, 5),
+    "norm_type": pick(2.0, 3.0),
+    "dim": INNER_DIMS,
+    "exponent": pick(2, 3, 1.5),
+    "min": pick(-0.5, -0.25, 0.1),
+    "max": pick(0.5, 0.75),
+    "weight": pick(0.3, 0.7),
+    "other": pick(0.5, 1.5, 2.0),
+    "reduction": {"value": "'none'", "literal": True},
+    "shifts": pick(1, 2, 5),
+    "k": computed("[n for n in (4, 8) if shape[-1] >= 2 * n]"),
+    "q": pick(0.25, 0.75),
+    "p": pick(1, 2, 3),
+    "delta": pick(0.5, 1.5),
+    "beta": pick(0.5, 2.0),
+    "margin": pick(0.5, 1.5),
+    "negative_slope": pick(0.05, 0.1, 0.2),
+    "alpha": pick(0.75, 1.25, 1.5),
+    "eps": pick(1e-6, 1e-5),
+    "chunks": pick(2),
+    "n": pick(1, literal=True),
+    "input": None,
 }
 
 # Optional arguments that are given anyway: without them the operator reduces the batch away, means something else, or
@@ -140,17 +188,26 @@ EXTRAS = [
     (r"^ConvTranspose[123]d$", "stride", pick(2)),
     (r"^(Log)?Soft(max|min)$|^(log_)?soft(max|min)$", "dim", LAST_DIMS),
     (r"^glu$", "dim", {"choices": "[d for d in range(1, len(shape)) if shape[d] % 2 == 0]", "literal": True}),
-    (r"Loss\w*$|_loss$|^cross_entropy$|^binary_cross_entropy|^kl_div$", "reduction",
-     {"value": "'none'", "literal": True}),
+    (
+        r"Loss\w*$|_loss$|^cross_entropy$|^binary_cross_entropy|^kl_div$",
+        "reduction",
+        {"value": "'none'", "literal": True},
+    ),
     (r"^(RNN|LSTM|GRU)$", "input_size", {"value": "shape[-1]"}),
     (r"^(RNN|LSTM|GRU)$", "hidden_size", pick(32, 48, 64)),
     (r"^(RNN|LSTM|GRU|MultiheadAttention|Transformer\w*Layer)$", "batch_first", {"value": "True", "literal": True}),
     (r"^Transformer\w*Layer$", "dim_feedforward", {"choices": "[2 * d_model, 4 * d_model]"}),
     (r"^Transformer\w*Layer$", "dropout", {"value": "0.0", "literal": True}),
     (r"^Upsample$|^interpolate$|^Upsampling\w+$", "scale_factor", pick(2, literal=False)),
-    (r"^(Upsample|interpolate)$", "mode",
-     {"choices": "{3: ['nearest', 'linear'], 4: ['nearest', 'bilinear', 'bicubic'], 5: ['nearest', 'trilinear']}"
-                 "[len(shape)]", "literal": True}),
+    (
+        r"^(Upsample|interpolate)$",
+        "mode",
+        {
+            "choices": "{3: ['nearest', 'linear'], 4: ['nearest', 'bilinear', 'bicubic'], 5: ['nearest', 'trilinear']}"
+            "[len(shape)]",
+            "literal": True,
+        },
+    ),
     (r"^InstanceNorm[123]d$", "affine", pick(True, False, literal=True)),
     (r"^PReLU$", "num_parameters", {"value": "shape[1]"}),
     (r"^(LeakyReLU|leaky_relu)$", "negative_slope", ARGUMENTS["negative_slope"]),
@@ -167,15 +224,25 @@ EXTRAS = [
     (r"^(AvgPool|MaxPool)[123]d$", "stride", pick(2)),
     (r"^clamp$", "min", ARGUMENTS["min"]),
     (r"^clamp$", "max", ARGUMENTS["max"]),
-    (r"^(std|var|sum|nansum|mean|nanmean|amax|amin|prod|max|min|norm|logsumexp|median|nanmedian|mode|aminmax|"
-     r"kthvalue|quantile|nanquantile|cum\w+|logcumsumexp|sort|topk|std_mean|var_mean|trapezoid|cumulative_trapezoid|"
-     r"diff)$", "dim", INNER_DIMS),
+    (
+        (
+            r"^(std|var|sum|nansum|mean|nanmean|amax|amin|prod|max|min|norm|logsumexp|median|nanmedian|mode|aminmax|"
+            r"kthvalue|quantile|nanquantile|cum\w+|logcumsumexp|sort|topk|std_mean|var_mean|trapezoid|cumulative_trapezoid|"
+            r"diff)$"
+        ),
+        "dim",
+        INNER_DIMS,
+    ),
     (r"^(amax|amin|sum|mean|logsumexp|norm|var|std)$", "keepdim", pick(True, False, literal=True)),
     (r"^topk$", "k", {"choices": "[n for n in (4, 8, 16) if n < shape[dim]]"}),
     (r"^kthvalue$", "k", {"choices": "[n for n in (2, 3, 4) if n < shape[dim]]"}),
     (r"^roll$", "dims", INNER_DIMS),
     (r"^flip$", "dims", {"choices": "[[d] for d in range(1, len(shape))]", "literal": True}),
-    (r"^rot90$", "dims", {"choices": "[[d, d + 1] for d in range(min(2, len(shape) - 2), len(shape) - 1)]", "literal": True}),
+    (
+        r"^rot90$",
+        "dims",
+        {"choices": "[[d, d + 1] for d in range(min(2, len(shape) - 2), len(shape) - 1)]", "literal": True},
+    ),
     (r"^rot90$", "k", pick(1, literal=True)),
 ]
 
@@ -203,7 +270,11 @@ def draft(call, construct=None, symbols=None, operands=(), **more):
 
 # Target tensors of losses by the name of the argument; `None`: the operator's own recipe decides.
 LOSS_TARGETS = [
-    (r"CrossEntropy(?!.*binary)|^NLLLoss", [operand("target", "(shape[0],) + shape[2:]", fill="index:shape1")], [2, 3, 4]),
+    (
+        r"CrossEntropy(?!.*binary)|^NLLLoss",
+        [operand("target", "(shape[0],) + shape[2:]", fill="index:shape1")],
+        [2, 3, 4],
+    ),
     (r"MultiMargin|multi_margin", [operand("target", ["shape[0]"], fill="index:shape1")], [2]),
     (r"BCE|binary_cross|MultiLabelSoft|multilabel_soft", [operand("target", fill="rand")], None),
     (r"HingeEmbedding|hinge_embedding|^SoftMargin|^soft_margin", [operand("target", fill="sign")], None),
@@ -217,45 +288,89 @@ LOSS_TARGETS = [
 
 # Callables that have no place in a model's forward, or none in a task, by pattern of the name.
 NOT_FOR_MODELS = [
-    (r"^(quantized_|fbgemm_|cudnn_|miopen_|mkldnn_|q_|fake_quantize|choose_qparams|fused_|native_|quantize_|sparse|"
-     r"hspmm|smm|sspaddmm|_)|^(dequantize|int_repr|empty_quantized|scaled_mm|scaled_grouped_mm|grouped_mm)$",
-     "backend, storage or low-precision internals"),
+    (
+        (
+            r"^(quantized_|fbgemm_|cudnn_|miopen_|mkldnn_|q_|fake_quantize|choose_qparams|fused_|native_|quantize_|sparse|"
+            r"hspmm|smm|sspaddmm|_)|^(dequantize|int_repr|empty_quantized|scaled_mm|scaled_grouped_mm|grouped_mm)$"
+        ),
+        "backend, storage or low-precision internals",
+    ),
     (r"_copy$|_scatter$|_inverse$", "copying twin of a view"),
     (r"_with_indices$", "the same pooling under another name"),
-    (r"^(frexp|fill|diag|diagflat|kron|angle|nextafter|heaviside|mv|addmv|addr|dot|vdot|outer|block_diag|float_power|"
-     r"count_nonzero|signbit|put|index_put|asarray|histc|histogram(dd)?|segment_reduce|multilabel_margin)$",
-     "takes single vectors or counts, or computes in another precision"),
+    (
+        (
+            r"^(frexp|fill|diag|diagflat|kron|angle|nextafter|heaviside|mv|addmv|addr|dot|vdot|outer|block_diag|float_power|"
+            r"count_nonzero|signbit|put|index_put|asarray|histc|histogram(dd)?|segment_reduce|multilabel_margin)$"
+        ),
+        "takes single vectors or counts, or computes in another precision",
+    ),
     (r"^(batch_norm|BatchNorm|SyncBatchNorm|instance_norm$)", "keeps statistics of earlier batches"),
     (r"^Lazy", "its parameters have no shape before the first call"),
-    (r"^(Container|Module|ModuleList|ModuleDict|Sequential|ParameterList|ParameterDict|DataParallel|RNNBase|"
-     r"RNNCellBase|NLLLoss2d)$", "a container, base class or old name"),
-    (r"^(geqrf|qr|svd|svdvals|lu|lstsq|cholesky|triangular_solve|inverse|inv|pinv|pinverse|det|logdet|slogdet|"
-     r"matrix_exp|matrix_power|matrix_rank|ormqr|orgqr|nuclear_norm|chain_matmul|pdist|cartesian_prod|combinations|"
-     r"vander|hash_tensor|frobenius_norm|trace|dist|norm_except_dim|istft|eig|solve|ldl|householder|cond$|tensorinv|"
-     r"tensorsolve)", "dense linear algebra or analysis"),
+    (
+        (
+            r"^(Container|Module|ModuleList|ModuleDict|Sequential|ParameterList|ParameterDict|DataParallel|RNNBase|"
+            r"RNNCellBase|NLLLoss2d)$"
+        ),
+        "a container, base class or old name",
+    ),
+    (
+        (
+            r"^(geqrf|qr|svd|svdvals|lu|lstsq|cholesky|triangular_solve|inverse|inv|pinv|pinverse|det|logdet|slogdet|"
+            r"matrix_exp|matrix_power|matrix_rank|ormqr|orgqr|nuclear_norm|chain_matmul|pdist|cartesian_prod|combinations|"
+            r"vander|hash_tensor|frobenius_norm|trace|dist|norm_except_dim|istft|eig|solve|ldl|householder|cond$|tensorinv|"
+            r"tensorsolve)"
+        ),
+        "dense linear algebra or analysis",
+    ),
     (r"^(scatter|scatter_add|index_add|index_copy)$", "writes to one place in no fixed order on a GPU"),
     (r"^(bitwise_\w+|gcd|lcm)$", "takes integers alone"),
-    (r"^(eq|ne|isin|isfinite|isinf|isnan|isneginf|isposinf|isreal|logical_not|all|any)$",
-     "gives flags that ordinary values leave constant"),
-    (r"^(ones_like|zeros_like|full_like|empty\w*|clone|nan_to_num|positive|detach|conj_physical)$",
-     "its values do not depend on its input, or are its input"),
+    (
+        r"^(eq|ne|isin|isfinite|isinf|isnan|isneginf|isposinf|isreal|logical_not|all|any)$",
+        "gives flags that ordinary values leave constant",
+    ),
+    (
+        r"^(ones_like|zeros_like|full_like|empty\w*|clone|nan_to_num|positive|detach|conj_physical)$",
+        "its values do not depend on its input, or are its input",
+    ),
     (r"^(gaussian_nll_loss|GaussianNLLLoss|ctc_loss|CTCLoss)$", "reads values on the host"),
     (r"^(upsample(_bilinear|_nearest)?)$", "old name of F.interpolate"),
-    (r"^(assert_int_or_pair|boolean_dispatch|handle_torch_function|has_torch_function\w*|Optional|save|wait|seed|cond|"
-     r"manual_seed|initial_seed|from_file|is_\w+|can_cast|get_\w+|result_type|promote_types|numel|sym_\w+|one_hot|"
-     r"nonzero_static)$", "a helper, no operation on values"),
+    (
+        (
+            r"^(assert_int_or_pair|boolean_dispatch|handle_torch_function|has_torch_function\w*|Optional|save|wait|seed|cond|"
+            r"manual_seed|initial_seed|from_file|is_\w+|can_cast|get_\w+|result_type|promote_types|numel|sym_\w+|one_hot|"
+            r"nonzero_static)$"
+        ),
+        "a helper, no operation on values",
+    ),
     (r"^argsort$", "equal values have no order of their own"),
     (r"^(addbmm|vstack|take|msort|flipud|cov|corrcoef|conv_tbc)$", "works across the batch"),
-    (r"^(convolution|affine_grid_generator|grid_sampler\w*|"
-     r"multi_head_attention_forward)$", "undocumented part of a function of torch.nn.functional"),
-    (r"^(squeeze|unsqueeze|permute|movedim|transpose|adjoint|t|narrow|select|reshape|ravel|flatten|unflatten|split\w*|"
-     r"unsafe_\w+|chunk|[dhv]split|tensor_split|unbind|broadcast_to|broadcast_tensors|align_tensors|meshgrid|"
-     r"as_strided|as_tensor|atleast_\dd|diagonal|real|imag|conj|resolve_conj|resolve_neg|view_as_real|Identity|"
-     r"Flatten|Unflatten|expand)$", "view"),
-    (r"^(arange|range|linspace|logspace|eye|full|ones|zeros|tensor|scalar_tensor|tri[lu]_indices|\w+_window|"
-     r"(r?fftfreq))$", "makes tensors from nothing"),
+    (
+        (
+            r"^(convolution|affine_grid_generator|grid_sampler\w*|"
+            r"multi_head_attention_forward)$"
+        ),
+        "undocumented part of a function of torch.nn.functional",
+    ),
+    (
+        (
+            r"^(squeeze|unsqueeze|permute|movedim|transpose|adjoint|t|narrow|select|reshape|ravel|flatten|unflatten|split\w*|"
+            r"unsafe_\w+|chunk|[dhv]split|tensor_split|unbind|broadcast_to|broadcast_tensors|align_tensors|meshgrid|"
+            r"as_strided|as_tensor|atleast_\dd|diagonal|real|imag|conj|resolve_conj|resolve_neg|view_as_real|Identity|"
+            r"Flatten|Unflatten|expand)$"
+        ),
+        "view",
+    ),
+    (
+        (
+            r"^(arange|range|linspace|logspace|eye|full|ones|zeros|tensor|scalar_tensor|tri[lu]_indices|\w+_window|"
+            r"(r?fftfreq))$"
+        ),
+        "makes tensors from nothing",
+    ),
 ]
 
 # Undocumented functions of `torch` that share a name with a documented one of `torch.nn.functional` that is kept.
-SHADOWED = re.compile(r"^(binary_cross_entropy_with_logits|cosine_embedding_loss|hinge_embedding_loss|kl_div|"
-                      r"margin_ranking_loss|poisson_nll_loss|triplet_margin_loss|embedding_bag|ctc_loss)$")
+SHADOWED = re.compile(
+    r"^(binary_cross_entropy_with_logits|cosine_embedding_loss|hinge_embedding_loss|kl_div|"
+    r"margin_ranking_loss|poisson_nll_loss|triplet_margin_loss|embedding_bag|ctc_loss)$"
+)

@@ -6,12 +6,22 @@ magnitude of a spectrum, the values of a sort, a mask times what it masks.
 """
 
 from torch_recipes import (
-    ARGUMENTS, CHANNEL_PARAMETER, FEATURE_DIVISORS, INNER_DIMS, PEER, WIDTHS, draft, matrix, operand, pick,
+    ARGUMENTS,
+    CHANNEL_PARAMETER,
+    FEATURE_DIVISORS,
+    INNER_DIMS,
+    PEER,
+    WIDTHS,
+    draft,
+    matrix,
+    operand,
+    pick,
 )
 
 ADDMM_OUT = {"out_features": pick(32, 64, 96, 128)}
 
 # Structured operators whose tensors play different roles; a list gives alternatives, each an entry of its own rank.
+# These tables are laid out by hand: a formatter gives each argument a line, and no operator fits a screen then.
 STRUCTURED = {
     "torch.matmul": [
         draft("torch.matmul({x}, {weight})", symbols=ADDMM_OUT,
@@ -57,7 +67,8 @@ STRUCTURED = {
         symbols={"in1_features": ARGUMENTS["in1_features"], "in2_features": pick(8, 16), "out_features": pick(16, 32)},
         operands=[operand("other", ["shape[0]", "in2_features"])])],
     "torch.nn.functional.scaled_dot_product_attention": [draft(
-        "F.scaled_dot_product_attention({x}, {key}, {value})", ranks=[3, 4], operands=[operand("key"), operand("value")],
+        "F.scaled_dot_product_attention({x}, {key}, {value})", ranks=[3, 4],
+        operands=[operand("key"), operand("value")],
         requires=["shape[-2] <= 256"])],
     "torch.nn.MultiheadAttention": [draft(
         "{module}({x}, {x}, {x}, need_weights=False)[0]",
@@ -108,22 +119,40 @@ STRUCTURED = {
     "torch.nn.functional.nll_loss": [draft(
         "F.nll_loss({x}, {target}, reduction='none')", ranks=[2, 3, 4],
         operands=[operand("target", "(shape[0],) + shape[2:]", fill="index:shape1")])],
-}
+}  # fmt: skip
 
 for _digits, _rank in ((1, 3), (2, 4), (3, 5)):
     _kernel = ["kernel_size"] * _digits
-    STRUCTURED[f"torch.nn.functional.conv{_digits}d"] = [draft(
-        f"F.conv{_digits}d({{x}}, {{weight}}, padding={{padding}})", ranks=[_rank],
-        symbols={"kernel_size": pick(1, 3), "out_channels": WIDTHS,
-                 "padding": {"choices": "[kernel_size // 2]"}},
-        operands=[operand("weight", ["out_channels", "shape[1]", *_kernel], roles=["parameter"],
-                          scale=f"(shape[1] * kernel_size ** {_digits}) ** -0.5")])]
-    STRUCTURED[f"torch.nn.functional.conv_transpose{_digits}d"] = [draft(
-        f"F.conv_transpose{_digits}d({{x}}, {{weight}}, stride={{stride}})", ranks=[_rank],
-        symbols={"kernel_size": pick(2, 3), "out_channels": WIDTHS,
-                 "stride": pick(2)},
-        operands=[operand("weight", ["shape[1]", "out_channels", *_kernel], roles=["parameter"],
-                          scale=f"(shape[1] * kernel_size ** {_digits}) ** -0.5")])]
+    STRUCTURED[f"torch.nn.functional.conv{_digits}d"] = [
+        draft(
+            f"F.conv{_digits}d({{x}}, {{weight}}, padding={{padding}})",
+            ranks=[_rank],
+            symbols={"kernel_size": pick(1, 3), "out_channels": WIDTHS, "padding": {"choices": "[kernel_size // 2]"}},
+            operands=[
+                operand(
+                    "weight",
+                    ["out_channels", "shape[1]", *_kernel],
+                    roles=["parameter"],
+                    scale=f"(shape[1] * kernel_size ** {_digits}) ** -0.5",
+                )
+            ],
+        )
+    ]
+    STRUCTURED[f"torch.nn.functional.conv_transpose{_digits}d"] = [
+        draft(
+            f"F.conv_transpose{_digits}d({{x}}, {{weight}}, stride={{stride}})",
+            ranks=[_rank],
+            symbols={"kernel_size": pick(2, 3), "out_channels": WIDTHS, "stride": pick(2)},
+            operands=[
+                operand(
+                    "weight",
+                    ["shape[1]", "out_channels", *_kernel],
+                    roles=["parameter"],
+                    scale=f"(shape[1] * kernel_size ** {_digits}) ** -0.5",
+                )
+            ],
+        )
+    ]
 
 # ---- nn modules and F functions with further tensors or with arguments that belong together
 
@@ -131,8 +160,11 @@ LAYER = {"d_model": ARGUMENTS["d_model"], "nhead": FEATURE_DIVISORS, "dim_feedfo
 LAYER_ARGUMENTS = "{d_model}, {nhead}, {dim_feedforward}, dropout=0.0, batch_first=True"
 TARGET = operand("target", fill="rand")
 # Columns of a map that `fold` puts together: one for each place of a 2x2 window in a map one larger each way.
-FOLDED = {"output_size": {"choices": "[(h + 1, shape[2] // h + 1) for h in (2, 3, 4, 6, 8, 12, 16) "
-                                     "if shape[2] % h == 0 and shape[2] > h]"}}
+FOLDED = {
+    "output_size": {
+        "choices": "[(h + 1, shape[2] // h + 1) for h in (2, 3, 4, 6, 8, 12, 16) if shape[2] % h == 0 and shape[2] > h]"
+    }
+}
 GRIDS = {4: ["shape[0]", "shape[2]", "shape[3]", "2"], 5: ["shape[0]", "shape[2]", "shape[3]", "shape[4]", "3"]}
 
 STRUCTURED |= {
@@ -171,7 +203,8 @@ STRUCTURED |= {
                                        requires=["shape[1] % 4 == 0"])],
     "torch.nn.functional.grid_sample": [
         draft("F.grid_sample({x}, {grid}, mode={mode}, align_corners=False)", ranks=[rank],
-              symbols={"mode": pick("bilinear", "nearest", literal=True)}, operands=[operand("grid", grid, fill="unit")])
+              symbols={"mode": pick("bilinear", "nearest", literal=True)},
+               operands=[operand("grid", grid, fill="unit")])
         for rank, grid in GRIDS.items()],
     "torch.nn.functional.affine_grid": [
         draft("F.grid_sample({x}, F.affine_grid({theta}, {x}.shape, align_corners=False), align_corners=False)",
@@ -195,16 +228,18 @@ STRUCTURED |= {
         "torch.embedding({weight}, {x})", ranks=[2], input="index",
         symbols={"num_embeddings": ARGUMENTS["num_embeddings"], "embedding_dim": ARGUMENTS["embedding_dim"]},
         operands=[operand("weight", ["num_embeddings", "embedding_dim"], roles=["parameter"])])],
-}
+}  # fmt: skip
 
 for _digits in (1, 2, 3):
     # Most of what unpooling alone gives is zero; models add it to a skip connection.
     _even = [f"shape[{axis}] % 2 == 0" for axis in range(2, _digits + 2)]
     _pooled = f"*F.max_pool{_digits}d({{x}}, 2, return_indices=True)"
-    STRUCTURED[f"torch.nn.MaxUnpool{_digits}d"] = [draft(
-        f"{{module}}({_pooled}) + {{x}}", f"nn.MaxUnpool{_digits}d(2)", ranks=[_digits + 2], requires=_even)]
-    STRUCTURED[f"torch.nn.functional.max_unpool{_digits}d"] = [draft(
-        f"F.max_unpool{_digits}d({_pooled}, 2) + {{x}}", ranks=[_digits + 2], requires=_even)]
+    STRUCTURED[f"torch.nn.MaxUnpool{_digits}d"] = [
+        draft(f"{{module}}({_pooled}) + {{x}}", f"nn.MaxUnpool{_digits}d(2)", ranks=[_digits + 2], requires=_even)
+    ]
+    STRUCTURED[f"torch.nn.functional.max_unpool{_digits}d"] = [
+        draft(f"F.max_unpool{_digits}d({_pooled}, 2) + {{x}}", ranks=[_digits + 2], requires=_even)
+    ]
 
 # ---- cells of recurrent networks, given their weights
 
@@ -217,11 +252,19 @@ def cell(call, gates, states=("hidden",), biases=()):
     if gates > 1:
         # A symbol of its own, so that the task has a name for it.
         rows, symbols = "gate_size", {**symbols, "gate_size": {"choices": f"[{gates} * hidden_size]"}}
-    return [draft(call, ranks=[2], symbols=symbols, operands=[
-        *(operand(state, ["shape[0]", "hidden_size"]) for state in states),
-        operand("input_weight", [rows, "shape[1]"], roles=["parameter"], scale=scale),
-        operand("hidden_weight", [rows, "hidden_size"], roles=["parameter"], scale=scale),
-        *(operand(bias, [rows], roles=["parameter"], scale=scale) for bias in biases)])]
+    return [
+        draft(
+            call,
+            ranks=[2],
+            symbols=symbols,
+            operands=[
+                *(operand(state, ["shape[0]", "hidden_size"]) for state in states),
+                operand("input_weight", [rows, "shape[1]"], roles=["parameter"], scale=scale),
+                operand("hidden_weight", [rows, "hidden_size"], roles=["parameter"], scale=scale),
+                *(operand(bias, [rows], roles=["parameter"], scale=scale) for bias in biases),
+            ],
+        )
+    ]
 
 
 STRUCTURED |= {
@@ -230,8 +273,11 @@ STRUCTURED |= {
 }
 # Without its biases it does not compile on a GPU.
 STRUCTURED["torch.lstm_cell"] = cell(
-    "torch.lstm_cell({x}, ({hidden}, {memory}), {input_weight}, {hidden_weight}, {input_bias}, {hidden_bias})[0]", 4,
-    ("hidden", "memory"), ("input_bias", "hidden_bias"))
+    "torch.lstm_cell({x}, ({hidden}, {memory}), {input_weight}, {hidden_weight}, {input_bias}, {hidden_bias})[0]",
+    4,
+    ("hidden", "memory"),
+    ("input_bias", "hidden_bias"),
+)
 
 # ---- torch: what takes indices along the channels, masks, arrangements, vectors of three
 
@@ -299,7 +345,7 @@ STRUCTURED |= {
                  "hop_length": {"choices": "[n_fft // 2, n_fft // 4]"}},
         operands=[operand("window", ["n_fft"], fill="rand", roles=["parameter"])],
         cost={"flops": "5 * y * math.log2(n_fft)", "bytes": "4 * (x + 8 * y)"})],
-}
+}  # fmt: skip
 
 # ---- torch.linalg: norms and products
 
@@ -327,14 +373,17 @@ STRUCTURED |= {
         "torch.linalg.matrix_exp({scale} * {x})", ranks=[3, 4, 5], symbols={"scale": pick(0.05, 0.1)},
         requires=["shape[-1] == shape[-2]", "shape[-1] <= 32"],
         cost={"flops": "40 * x * shape[-1]", "bytes": "120 * x"})],
-}
+}  # fmt: skip
 
 # ---- torch.fft: transforms of real signals, seen by their magnitude where they are complex
 
 SPECTRA = {
-    "fft": "torch.fft.fft({x}, dim={dim}).abs()", "ifft": "torch.fft.ifft({x}, dim={dim}, norm='ortho').abs()",
-    "rfft": "torch.fft.rfft({x}, dim={dim}).abs()", "irfft": "torch.fft.irfft({x}, dim={dim}, norm='ortho')",
-    "hfft": "torch.fft.hfft({x}, dim={dim}, norm='ortho')", "ihfft": "torch.fft.ihfft({x}, dim={dim}, norm='ortho').real",
+    "fft": "torch.fft.fft({x}, dim={dim}).abs()",
+    "ifft": "torch.fft.ifft({x}, dim={dim}, norm='ortho').abs()",
+    "rfft": "torch.fft.rfft({x}, dim={dim}).abs()",
+    "irfft": "torch.fft.irfft({x}, dim={dim}, norm='ortho')",
+    "hfft": "torch.fft.hfft({x}, dim={dim}, norm='ortho')",
+    "ihfft": "torch.fft.ihfft({x}, dim={dim}, norm='ortho').real",
 }
 for _name, _call in SPECTRA.items():
     STRUCTURED[f"torch.fft.{_name}"] = [draft(_call, symbols={"dim": INNER_DIMS})]
@@ -343,26 +392,40 @@ for _name in ("fft2", "ifft2", "rfft2", "irfft2", "hfft2", "ihfft2"):
     STRUCTURED[f"torch.fft.{_name}"] = [draft(f"torch.fft.{_name}({{x}}, norm='ortho'){_tail}", ranks=[3, 4, 5])]
 for _name in ("fftn", "ifftn", "rfftn", "irfftn", "hfftn", "ihfftn"):
     _tail = "" if _name in ("irfftn", "hfftn") else ".real"
-    STRUCTURED[f"torch.fft.{_name}"] = [draft(
-        f"torch.fft.{_name}({{x}}, dim={{dims}}, norm='ortho'){_tail}", ranks=[3, 4, 5],
-        symbols={"dims": {"choices": "[tuple(range(1, len(shape)))]", "literal": True}})]
+    STRUCTURED[f"torch.fft.{_name}"] = [
+        draft(
+            f"torch.fft.{_name}({{x}}, dim={{dims}}, norm='ortho'){_tail}",
+            ranks=[3, 4, 5],
+            symbols={"dims": {"choices": "[tuple(range(1, len(shape)))]", "literal": True}},
+        )
+    ]
 for _name in ("fftshift", "ifftshift"):
     STRUCTURED[f"torch.fft.{_name}"] = [draft(f"torch.fft.{_name}({{x}}, dim={{dim}})", symbols={"dim": INNER_DIMS})]
 
 # ---- torch.special: orthogonal polynomials of a fixed degree, and functions of two values
 
 for _name in (
-    "chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v", "chebyshev_polynomial_w",
-    "shifted_chebyshev_polynomial_t", "shifted_chebyshev_polynomial_u", "shifted_chebyshev_polynomial_v",
-    "shifted_chebyshev_polynomial_w", "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l",
+    "chebyshev_polynomial_t",
+    "chebyshev_polynomial_u",
+    "chebyshev_polynomial_v",
+    "chebyshev_polynomial_w",
+    "shifted_chebyshev_polynomial_t",
+    "shifted_chebyshev_polynomial_u",
+    "shifted_chebyshev_polynomial_v",
+    "shifted_chebyshev_polynomial_w",
+    "hermite_polynomial_h",
+    "hermite_polynomial_he",
+    "laguerre_polynomial_l",
     "legendre_polynomial_p",
 ):
-    STRUCTURED[f"torch.special.{_name}"] = [draft(f"torch.special.{_name}({{x}}, {{degree}})",
-                                                  symbols={"degree": pick(2, 3, 4)})]
+    STRUCTURED[f"torch.special.{_name}"] = [
+        draft(f"torch.special.{_name}({{x}}, {{degree}})", symbols={"degree": pick(2, 3, 4)})
+    ]
 STRUCTURED |= {
     "torch.special.zeta": [draft("torch.special.zeta({x}, {other})", operands=[operand("other", fill="positive")])],
-    "torch.special.xlog1py": [draft("torch.special.xlog1py({x}, {other})",
-                                    operands=[operand("other", fill="positive")])],
+    "torch.special.xlog1py": [
+        draft("torch.special.xlog1py({x}, {other})", operands=[operand("other", fill="positive")])
+    ],
     "torch.xlogy": [draft("torch.xlogy({x}, {other})", operands=[operand("other", fill="positive")])],
     "torch.special.ndtri": [draft("torch.special.ndtri(torch.sigmoid({x}))")],
 }

@@ -29,18 +29,30 @@ from torch_probe import Rejected
 from validation import validate
 
 # Searched first, so that a short crawl finds well-known models; the other folders follow by name.
-PREFERRED = (
-    "llama", "bert", "gpt2", "t5", "qwen2", "gemma", "mixtral", "vit", "clip", "convnext", "phi", "olmo2", "albert",
-    "dinov2", "swin", "gpt_neox", "bloom", "gptj", "cohere", "starcoder2", "fnet", "wav2vec2", "siglip", "mobilevit",
+PREFERRED = tuple(
+    "llama bert gpt2 t5 qwen2 gemma mixtral vit clip convnext phi olmo2 albert dinov2 swin gpt_neox bloom gptj cohere "
+    "starcoder2 fnet wav2vec2 siglip mobilevit".split()
 )
-NOT_PIECES = re.compile(r"PreTrainedModel$|For[A-Z]|Model$|Encoder$|Decoder$|Stack$|RotaryEmbedding|Backbone|Cache|Output$"
-                        r"(?<!SelfOutput)|DropPath|Loss")
-BASES = {"nn.Module", "torch.nn.Module", "GradientCheckpointingLayer", "nn.LayerNorm", "nn.Conv1d", "nn.Conv2d",
-         "nn.Linear"}
+NOT_PIECES = re.compile(
+    r"PreTrainedModel$|For[A-Z]|Model$|Encoder$|Decoder$|Stack$|RotaryEmbedding|Backbone|Cache|Output$"
+    r"(?<!SelfOutput)|DropPath|Loss"
+)
+BASES = {
+    "nn.Module",
+    "torch.nn.Module",
+    "GradientCheckpointingLayer",
+    "nn.LayerNorm",
+    "nn.Conv1d",
+    "nn.Conv2d",
+    "nn.Linear",
+}
 # Sizes that a task keeps small: they would only add weights that hardly any of the work reads.
 CAPS = (
     (re.compile(r"vocab_size$"), 4096),
-    (re.compile(r"max_position_embeddings$|^n_positions$|^n_ctx$|^max_(source|target)_positions$|^max_seq_len\w*$"), 512),
+    (
+        re.compile(r"max_position_embeddings$|^n_positions$|^n_ctx$|^max_(source|target)_positions$|^max_seq_len\w*$"),
+        512,
+    ),
     (re.compile(r"^(num|n)_(local_|routed_)?experts$"), 8),
 )
 FOLDERS_AT_ONCE = 4
@@ -56,7 +68,9 @@ def crawl_transformers(models, maximum, processes=1, run=map):
     """
     root = library_root()
     folders = list(models) or all_folders(root)
-    groups = [folders[i:i + FOLDERS_AT_ONCE] for i in range(0, len(folders), FOLDERS_AT_ONCE)] if maximum else [folders]
+    groups = (
+        [folders[i : i + FOLDERS_AT_ONCE] for i in range(0, len(folders), FOLDERS_AT_ONCE)] if maximum else [folders]
+    )
     kept, left_out, seen = [], [], {}
     for group in groups:
         prepared = list(itertools.chain.from_iterable(run(prepare_folder, group)))
@@ -67,8 +81,9 @@ def crawl_transformers(models, maximum, processes=1, run=map):
             break
     if not maximum:
         return kept, left_out
-    left_out += [refusal(row["operator"], "over the maximum", f"max_transformers is {maximum}")
-                 for row in kept[maximum:]]
+    left_out += [
+        refusal(row["operator"], "over the maximum", f"max_transformers is {maximum}") for row in kept[maximum:]
+    ]
     return kept[:maximum], left_out
 
 
@@ -83,7 +98,7 @@ def keep(prepared, seen, processes):
     open_shapes = [shape for shape in twins if shape not in seen]
     for attempt in range(REPRESENTATIVES):
         chosen = [(shape, twins[shape][attempt]) for shape in open_shapes if attempt < len(twins[shape])]
-        for (shape, item), verdict in zip(chosen, validate([item for _, item in chosen], processes)):
+        for (shape, item), verdict in zip(chosen, validate([item for _, item in chosen], processes), strict=True):
             verdicts[item["operator"]] = verdict
             if verdict["usage"] is not None:
                 seen[shape] = item["operator"]
@@ -99,15 +114,22 @@ def keep(prepared, seen, processes):
             else:
                 left_out.append(refusal(item["operator"], "same source", seen.get(shape, items[0]["operator"])))
     order = {item["operator"]: place for place, item in enumerate(prepared)}
-    return (sorted(kept, key=lambda row: order[row["operator"]]),
-            sorted(left_out, key=lambda row: order[row["operator"]]))
+    return (
+        sorted(kept, key=lambda row: order[row["operator"]]),
+        sorted(left_out, key=lambda row: order[row["operator"]]),
+    )
 
 
 def row_of(item, verdict):
     return {
-        "operator": item["operator"], "qualified": item["operator"], "library": "transformers",
-        "family": "transformers", "version": item["version"], "path": item["path"],
-        "summary": f"{item['operator'].rsplit('.', 1)[-1]} of transformers", "usages": [verdict["usage"]],
+        "operator": item["operator"],
+        "qualified": item["operator"],
+        "library": "transformers",
+        "family": "transformers",
+        "version": item["version"],
+        "path": item["path"],
+        "summary": f"{item['operator'].rsplit('.', 1)[-1]} of transformers",
+        "usages": [verdict["usage"]],
         "source": item["body"],
     }
 
@@ -117,6 +139,7 @@ def refusal(operator, reason, detail):
 
 
 # ---- what there is
+
 
 @functools.cache
 def library_root():
@@ -179,6 +202,7 @@ def prepare_folder(model):
 
 # ---- one candidate
 
+
 def prepare(path, root, node):
     """A candidate: its source and the usages to try."""
     forward, init = method(node, "forward"), method(node, "__init__")
@@ -191,14 +215,20 @@ def prepare(path, root, node):
     reads = {k: v for k, v in closure.reads.items() if re.search(rf"\.{k}\b|'{k}'", body)}
     module = ast.parse(body).body[-1]
     make = call_forms.constructor(method(module, "__init__"), reads)
-    usages = []
-    for form in call_forms.forms(method(module, "forward"), make["sizes"]):
-        usages.append({
-            "class": node.name, "imports": closure.import_lines(body),
-            "config": literal_config(reads) if "config" in make["arguments"] else None, **call_forms.combined(make, form),
-        })
+    usages = [
+        {
+            "class": node.name,
+            "imports": closure.import_lines(body),
+            "config": literal_config(reads) if "config" in make["arguments"] else None,
+            **call_forms.combined(make, form),
+        }
+        for form in call_forms.forms(method(module, "forward"), make["sizes"])
+    ]
     return {
-        "body": body, "usages": usages, "version": library_version(), "path": str(path.relative_to(root.parent)),
+        "body": body,
+        "usages": usages,
+        "version": library_version(),
+        "path": str(path.relative_to(root.parent)),
         "shape": anonymous(body),
     }
 
@@ -232,8 +262,10 @@ def configurations(path, class_name, init):
         return [None]
     names = [(file, name) for file in sorted(path.parent.glob("configuration_*.py")) for name in config_classes(file)]
     annotation = ast.unparse(argument.annotation).strip("'\"") if argument.annotation else ""
-    ranked = sorted(names, key=lambda item: (item[1] not in annotation.split(" | "),
-                                             -alike(item[1].removesuffix("Config"), class_name)))
+    ranked = sorted(
+        names,
+        key=lambda item: (item[1] not in annotation.split(" | "), -alike(item[1].removesuffix("Config"), class_name)),
+    )
     if not ranked:
         raise Rejected("no configuration", "its model has no configuration class")
     found, failure = [], None
@@ -255,7 +287,9 @@ def config_classes(file):
 
 def alike(first, second):
     """Length of the common beginning."""
-    return next((i for i, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
+    return next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
 
 
 class Configuration:

@@ -168,8 +168,9 @@ def shadow(code):
 
 
 def code_of(candidate, usage, width):
-    header = task.header_lines({"qualified": usage["class"], "path": candidate["path"],
-                                "version": candidate["version"]})
+    header = task.header_lines(
+        {"qualified": usage["class"], "path": candidate["path"], "version": candidate["version"]}
+    )
     return task.task_code(usage, candidate["body"], header, task.sizes_at(usage, width), BATCH, TOKENS)
 
 
@@ -211,7 +212,7 @@ def check(namespace, module):
         if not torch.allclose(out, module.eval()(*inputs), rtol=1e-5, atol=1e-6):
             raise Unfit("mode-dependent", "training and evaluation mode differ")
         for index in range(len(inputs)):
-            mixed = [*inputs[:index], others[index], *inputs[index + 1:]]
+            mixed = [*inputs[:index], others[index], *inputs[index + 1 :]]
             if close(out, module(*mixed)):
                 raise Unfit("insensitive", f"its output does not depend on input {index}")
         for axis in {1, inputs[0].dim() - 1}:

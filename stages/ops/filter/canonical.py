@@ -56,7 +56,7 @@ class _Renumber(ast.NodeTransformer):
     """Numbers chosen names by first appearance. Attributes of `self`, variables, arguments, classes and functions of
     the file are chosen; names that are only read and never bound in the file are the libraries' or Python's."""
 
-    KEPT = {"self", "Model", "forward", "__init__", "get_inputs", "get_init_inputs", "super"}
+    KEPT = frozenset(("self", "Model", "forward", "__init__", "get_inputs", "get_init_inputs", "super"))
 
     def __init__(self, imports):
         self.imports, self.numbers, self.bound = imports, {}, set()

@@ -42,11 +42,13 @@ class Contamination:
         self.table.append(entry)
         details = {
             rules.CONTAMINATED: f"similarity {entry['similarity']:.3f} with {entry['nearest']}"
-            if entry["similarity"] > self.params["max_similarity"] else None,
+            if entry["similarity"] > self.params["max_similarity"]
+            else None,
             rules.CONTAMINATED_SIGNATURE: f"{entry['signature']}, as {_some(entry['same_signature'])}"
-            if entry["same_signature"] else None,
+            if entry["same_signature"]
+            else None,
             rules.CONTAMINATED_GRAPH: f"runs as {_some(entry['same_operators'])}" if entry["same_operators"] else None,
-        }  # fmt: skip
+        }
         return [(rule, detail) for rule, detail in details.items() if detail and rule.name not in self.skipped]
 
     def _entry(self, row):

@@ -3,9 +3,10 @@ their graph, as `ops/measure` records both of tasks.
 
 Runs on the meta device, where tensors have shapes and no values, so that KernelBench's 250 problems take seconds and no
 memory. This needs torch, and runs the references' code: in a process of its own (`python reference_graphs.py`, codes as
-JSON on its standard input, answers as JSON on its standard output), each reference in a fork. One that calls more operators than MOST_OPERATORS (a recurrent layer, step by step) is given up,
-so that no answer depends on how fast the machine is; the time limit is for those that never end. What a reference does
-that depends on values, or that torch does otherwise on a real device, is not seen.
+JSON on its standard input, answers as JSON on its standard output), each reference in a fork. One that calls more
+operators than MOST_OPERATORS (a recurrent layer, step by step) is given up, so that no answer depends on how fast the
+machine is; the time limit is for those that never end. What a reference does that depends on values, or that torch does
+otherwise on a real device, is not seen.
 """
 
 import json
@@ -31,12 +32,17 @@ def get_inputs():
 
 
 def trace(codes, interpreter=sys.executable):
-    """For each code a dict with `operators`, `graph` and `rank` (of the input with the most dimensions), or with `problem`. Or None where there is no torch."""
+    """For each code a dict with `operators`, `graph` and `rank` (of the input with the most dimensions), or with
+    `problem`. Or None where there is no torch."""
     try:
         done = subprocess.run(
-            [interpreter, __file__], input=json.dumps(codes), capture_output=True, text=True, check=False,
+            [interpreter, __file__],
+            input=json.dumps(codes),
+            capture_output=True,
+            text=True,
+            check=False,
             timeout=SECONDS_TO_START + SECONDS_EACH * len(codes),
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         return None
     return json.loads(done.stdout) if done.returncode == 0 else None
@@ -57,8 +63,9 @@ def limited(trace_class):
 
 
 def traced(code):
-    import tensors
     import torch
+
+    import tensors
     from graph_trace import Trace
 
     with torch.device("meta"), torch.no_grad():

@@ -50,13 +50,16 @@ class Funnel:
 
 def continued(before, summary, gone_rule):
     """One funnel out of that of the filter before and of this one, which took what that kept. Tasks that got lost
-    between the two count for the rule `gone_rule` of this one. Raises ValueError where there are more than were kept."""
+    between the two count for the rule `gone_rule` of this one. Raises ValueError where there are more than were
+    kept."""
     rules = [dict(rule) for rule in summary["rules"]]
     gone = next(rule for rule in rules if rule["name"] == gone_rule)
     for category in sorted(set(before["kept"]) | set(summary["in"])):
         lost = before["kept"].get(category, 0) - summary["in"].get(category, 0)
         if lost < 0:
-            raise ValueError(f"{summary['in'][category]} tasks of {category}, {before['kept'].get(category, 0)} were kept")
+            raise ValueError(
+                f"{summary['in'][category]} tasks of {category}, {before['kept'].get(category, 0)} were kept"
+            )
         if lost:
             by_category = gone["rejected_by_category"]
             gone["rejected_by_category"] = {**by_category, category: by_category.get(category, 0) + lost}
@@ -134,8 +137,10 @@ def _degenerate(found, categories):
     """Which degenerate answers would have passed for right ones."""
     if not found:
         return ""
-    rows = [[kind, sum(counts.values()), *(counts.get(category, 0) for category in categories)]
-            for kind, counts in sorted(found.items())]  # fmt: skip
+    rows = [
+        [kind, sum(counts.values()), *(counts.get(category, 0) for category in categories)]
+        for kind, counts in sorted(found.items())
+    ]
     return (
         "\n## Degenerate answers that the tolerance takes for right\n\n"
         "Tasks by kind of answer, before the rules on them; one task may have several.\n\n"
@@ -148,9 +153,7 @@ def _similarity(found):
     """How like the references the tasks are."""
     if not found:
         return ""
-    rows = [
-        [f"{place['to'] - 0.05:.2f} to {place['to']:.2f}", place["tasks"]] for place in found["histogram"]
-    ]
+    rows = [[f"{place['to'] - 0.05:.2f} to {place['to']:.2f}", place["tasks"]] for place in found["histogram"]]
     # By name: a funnel that another stage has read back has its keys in another order.
     columns = ("tasks", "similar", "same_signature", "same_operators", "same_graph")
     counted = [*sorted(found["by_category"].items()), ("all", found["all"])]

@@ -1,13 +1,13 @@
 """What a rule is, for the stages that judge tasks."""
 
 import dataclasses
-from typing import Callable
+from collections.abc import Callable
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A rule: its name, why it is there, the function, the parameters that it reads, and how the detail of one that looks
-    at several rows begins."""
+    """A rule: its name, why it is there, the function, the parameters that it reads, and how the detail of one that
+    looks at several rows begins."""
 
     name: str
     reason: str

@@ -309,7 +309,11 @@ RULES = [
         ("max_train_rel",),
     ),
     Rule("declared_operators", "The code uses every operator that the row declares.", declared_operators),
-    Rule("complete_operators", "The row declares every operator that the code uses, but for what those that it declares can't do without.", complete_operators),
+    Rule(
+        "complete_operators",
+        "The row declares every operator that the code uses, but for what those that it declares can't do without.",
+        complete_operators,
+    ),
     Rule("right_category", "The category says how many operators the row declares.", right_category),
     Rule("used_modules", "Every module that __init__ makes is used.", used_modules),
     Rule("used_arguments", "Every argument of __init__ and forward is read.", used_arguments),
@@ -367,9 +371,16 @@ DUPLICATES = [DUPLICATE, SEMANTIC_DUPLICATE, GRAPH_DUPLICATE]
 ALL_RULES = [*RULES, *AGAINST_REFERENCES, *DUPLICATES]
 
 NEED_SOURCE = {
-    "declared_operators", "complete_operators", "used_modules", "used_arguments", "live_computation", "self_contained",
-    "no_constant_tensors", "no_literal_sizes", "no_pinned_batch",
-}  # fmt: skip
+    "declared_operators",
+    "complete_operators",
+    "used_modules",
+    "used_arguments",
+    "live_computation",
+    "self_contained",
+    "no_constant_tensors",
+    "no_literal_sizes",
+    "no_pinned_batch",
+}
 
 
 def failures(row, params, skipped):

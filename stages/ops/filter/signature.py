@@ -12,35 +12,61 @@ import collections
 import source as task_source
 
 ALIASES = {
-    "mm": "matmul", "bmm": "matmul", "subtract": "sub", "multiply": "mul", "divide": "div", "truedivide": "div",
-    "negative": "neg", "absolute": "abs", "swish": "silu", "multiheadattentionforward": "multiheadattention",
-}  # fmt: skip
+    "mm": "matmul",
+    "bmm": "matmul",
+    "subtract": "sub",
+    "multiply": "mul",
+    "divide": "div",
+    "truedivide": "div",
+    "negative": "neg",
+    "absolute": "abs",
+    "swish": "silu",
+    "multiheadattentionforward": "multiheadattention",
+}
 BINARY = {
-    ast.MatMult: "matmul", ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow",
+    ast.MatMult: "matmul",
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.Pow: "pow",
     ast.USub: "neg",
-}  # fmt: skip
+}
 NO_OPERATORS = frozenset(
-    "view viewas reshape reshapeas permute transpose contiguous size unsqueeze squeeze flatten unflatten expand expandas "
-    "to float half double long int bool type typeas chunk split unbind shape dim detach clone t numel item narrow select "
-    "swapaxes movedim adjoint cpu cuda requiresgrad train eval parameters modules children buffers registerbuffer "
-    "registerparameter append extend items keys values get len range super sequential modulelist moduledict parameter "
-    "parameterlist identity flattenlayer tensor zeros ones full empty rand randn arange linspace zeroslike oneslike "
-    "fulllike emptylike eye newzeros newones setattr getattr isinstance format join manualseed nograd".split()
+    "view viewas reshape reshapeas permute transpose contiguous size unsqueeze squeeze flatten unflatten expand "
+    "expandas to float half double long int bool type typeas chunk split unbind shape dim detach clone t numel item "
+    "narrow select swapaxes movedim adjoint cpu cuda requiresgrad train eval parameters modules children buffers "
+    "registerbuffer registerparameter append extend items keys values get len range super sequential modulelist "
+    "moduledict parameter parameterlist identity flattenlayer tensor zeros ones full empty rand randn arange linspace "
+    "zeroslike oneslike fulllike emptylike eye newzeros newones setattr getattr isinstance format join manualseed "
+    "nograd".split()
 )
 
 
 # What an operator can't be used without, or hardly: it may stand beside the operator and need not be declared. Complex
 # results become real, a truth value chooses, indices come from somewhere, an encoder is made of layers.
 COMPANIONS = {
-    "fft": "abs viewasreal", "stft": "abs viewasreal", "complex": "abs viewasreal mul", "polar": "viewasreal abs",
-    "viewascomplex": "viewasreal viewascomplex mul", "adaptivelogsoftmaxwithloss": "logprob",
-    "bceloss": "sigmoid", "binarycrossentropy": "sigmoid", "ndtri": "sigmoid", "matrixexp": "mul",
-    "maxunpool1d": "maxpool1d add", "maxunpool2d": "maxpool2d add", "maxunpool3d": "maxpool3d add",
-    "affinegrid": "gridsample", "bucketize": "sort", "searchsorted": "sort",
-    "transformerencoder": "transformerencoderlayer", "transformerdecoder": "transformerdecoderlayer",
+    "fft": "abs viewasreal",
+    "stft": "abs viewasreal",
+    "complex": "abs viewasreal mul",
+    "polar": "viewasreal abs",
+    "viewascomplex": "viewasreal viewascomplex mul",
+    "adaptivelogsoftmaxwithloss": "logprob",
+    "bceloss": "sigmoid",
+    "binarycrossentropy": "sigmoid",
+    "ndtri": "sigmoid",
+    "matrixexp": "mul",
+    "maxunpool1d": "maxpool1d add",
+    "maxunpool2d": "maxpool2d add",
+    "maxunpool3d": "maxpool3d add",
+    "affinegrid": "gridsample",
+    "bucketize": "sort",
+    "searchsorted": "sort",
+    "transformerencoder": "transformerencoderlayer",
+    "transformerdecoder": "transformerdecoderlayer",
     **dict.fromkeys(("ge", "gt", "le", "lt", "eq", "ne", "isclose"), "where mul neg"),
     **dict.fromkeys(("logicaland", "logicalor", "logicalxor", "logicalnot"), "where mul"),
-}  # fmt: skip
+}
 
 
 def undeclared(source, names):
@@ -75,9 +101,7 @@ def declared(names):
 
 def text(signature_counts):
     """A signature for people: `add conv2d relu×2`."""
-    return " ".join(
-        f"{name}×{count}" if count > 1 else name for name, count in sorted(signature_counts.items())
-    )
+    return " ".join(f"{name}×{count}" if count > 1 else name for name, count in sorted(signature_counts.items()))
 
 
 def _names_of_modules(source):
@@ -107,9 +131,11 @@ def _count(node, source, found, made, inside_init):
 
 def _is_arithmetic(node):
     """Arithmetic of sizes: every operand a number, or taken from a shape."""
-    operands = [node.left, node.right] if isinstance(node, ast.BinOp) else (
-        [node.operand] if isinstance(node, ast.UnaryOp) else [node.value]
-    )  # fmt: skip
+    operands = (
+        [node.left, node.right]
+        if isinstance(node, ast.BinOp)
+        else ([node.operand] if isinstance(node, ast.UnaryOp) else [node.value])
+    )
     return all(_is_number(operand) for operand in operands)
 
 
@@ -133,7 +159,7 @@ def _called(function, source, made, inside_init):
         last = whole.rpartition(".")[2]
         if inside_init and not last[:1].isupper():
             return None
-    elif whole and (whole.split(".")[0] in source.classes or whole.startswith("self.") and whole.count(".") == 1):
+    elif whole and (whole.split(".")[0] in source.classes or (whole.startswith("self.") and whole.count(".") == 1)):
         return None
     elif not isinstance(function, ast.Attribute) or inside_init or function.attr in made:
         return None

@@ -11,10 +11,11 @@ compared with 250 references in a minute:
 - the similarity is 2 * M / (A + B), where M is the weight of the best assignment of subtrees to subtrees, A and B are
   what the trees would weigh if each matched itself, and a node weighs 1.2 in a function and 0.5 in an `if`.
 
-Names, numbers and text don't count, so `nn.ReLU()` and `nn.Tanh()` are one structure: the measure says little of a class
-with one operator, and says nothing where a problem is written in another form. `signature.py` compares the operators. Differences from the package: docstrings, annotations and the arguments of `super` are left out first,
-since each of them alone makes the number of children differ, and with it the whole class not match. On classes without
-these the values are equal to its four digits (`test_similarity.py` has pairs with the package's values).
+Names, numbers and text don't count, so `nn.ReLU()` and `nn.Tanh()` are one structure: the measure says little of a
+class with one operator, and says nothing where a problem is written in another form. `signature.py` compares the
+operators. Differences from the package: docstrings, annotations and the arguments of `super` are left out first, since
+each of them alone makes the number of children differ, and with it the whole class not match. On classes without these
+the values are equal to its four digits (`test_similarity.py` has pairs with the package's values).
 """
 
 import ast
@@ -29,7 +30,7 @@ WEIGHTS = {"Import": 0.3, "FunctionDef": 1.2, "If": 0.5}
 class Shape:
     """A tree of node types; equal trees, whatever the order of their children, are one object."""
 
-    __slots__ = ("kind", "form", "children", "size", "key")
+    __slots__ = ("children", "form", "key", "kind", "size")
 
     def __init__(self, kind, children, key):
         self.kind, self.children, self.key = kind, children, key
@@ -43,7 +44,9 @@ class Structure:
     def __init__(self, shapes):
         shapes = sorted(shapes, key=lambda shape: shape.key)
         self.groups = by_form(shapes)
-        self.sizes = {form: sorted((shape.size for shape in group), reverse=True) for form, group in self.groups.items()}
+        self.sizes = {
+            form: sorted((shape.size for shape in group), reverse=True) for form, group in self.groups.items()
+        }
         self.weight = sum(WEIGHTS.get(shape.kind, 1.0) * shape.size for shape in shapes)
         self.key = tuple(shape.key for shape in shapes)
 
@@ -174,7 +177,7 @@ def upper_bound(left, right):
 def greatest_sum(matrix):
     """The greatest sum of entries of which no two share a row or a column (Hungarian method with potentials)."""
     if len(matrix) > len(matrix[0]):
-        matrix = [list(column) for column in zip(*matrix)]
+        matrix = [list(column) for column in zip(*matrix, strict=True)]
     if len(matrix) == 1:
         return max(matrix[0])
     rows, columns = len(matrix), len(matrix[0])

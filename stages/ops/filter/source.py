@@ -87,7 +87,9 @@ def parse(code):
 def docstring(node):
     """The statement that is the docstring of a class or function, or None."""
     first = node.body[0] if node.body else None
-    is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    is_text = (
+        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    )
     return first if is_text else None
 
 
@@ -129,9 +131,12 @@ def _idle_assignments(source):
     return [
         statement
         for statement in source.methods["__init__"].body
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name)
-        and read is not None and (names := _own_attributes(statement, ast.Store)) and not read & set(names)
-    ]  # fmt: skip
+        if isinstance(statement, ast.Assign)
+        and isinstance(statement.value, ast.Name)
+        and read is not None
+        and (names := _own_attributes(statement, ast.Store))
+        and not read & set(names)
+    ]
 
 
 def _own_attributes(node, context):
@@ -164,9 +169,11 @@ def unused_modules(source):
     made += [
         node.args[0].value
         for node in ast.walk(start)
-        if isinstance(node, ast.Call) and dotted(node.func, {}) in REGISTER and node.args
+        if isinstance(node, ast.Call)
+        and dotted(node.func, {}) in REGISTER
+        and node.args
         and isinstance(node.args[0], ast.Constant)
-    ]  # fmt: skip
+    ]
     return [name for name in dict.fromkeys(made) if name not in read]
 
 
@@ -248,9 +255,12 @@ def _is_pure_call(node, imports):
     if not isinstance(node, ast.Call):
         return False
     name = dotted(node.func, imports)
-    return bool(name) and name.startswith("torch.") and not name.endswith("_") and "out" not in {
-        keyword.arg for keyword in node.keywords
-    }  # fmt: skip
+    return (
+        bool(name)
+        and name.startswith("torch.")
+        and not name.endswith("_")
+        and "out" not in {keyword.arg for keyword in node.keywords}
+    )
 
 
 def read_globals(source):
@@ -270,10 +280,10 @@ def read_globals(source):
 TENSOR_MAKERS = {
     f"torch.{name}"
     for name in (
-        "tensor", "as_tensor", "ones", "zeros", "full", "empty", "eye", "arange", "range", "linspace", "logspace", "rand",
-        "randn", "randint", "randperm", "normal", "hann_window", "hamming_window", "tril_indices", "triu_indices",
+        "tensor as_tensor ones zeros full empty eye arange range linspace logspace rand randn randint randperm normal "
+        "hann_window hamming_window tril_indices triu_indices".split()
     )
-}  # fmt: skip
+}
 
 
 def constant_tensors(source):
@@ -283,9 +293,10 @@ def constant_tensors(source):
         ast.unparse(call)[:60]
         for method in _methods_of_all_classes(source)
         for call in ast.walk(method)
-        if isinstance(call, ast.Call) and dotted(call.func, source.imports) in TENSOR_MAKERS
+        if isinstance(call, ast.Call)
+        and dotted(call.func, source.imports) in TENSOR_MAKERS
         and not _takes_a_local(call, method)
-    ]  # fmt: skip
+    ]
 
 
 def _methods_of_all_classes(source):
@@ -332,7 +343,9 @@ def pinned_batch(source):
     """Where Model fixes the number of samples: an argument of `__init__` for it, or a `view` or `expand` of the first
     dimension to a number."""
     start = source.methods.get("__init__")
-    found = [name for name in (_arguments(start) if start else []) if name in ("batch", "batch_size", "bsz", "batchsize")]
+    found = [
+        name for name in (_arguments(start) if start else []) if name in ("batch", "batch_size", "bsz", "batchsize")
+    ]
     for method in (node for name, node in source.methods.items() if name != "__init__"):
         for call in ast.walk(method):
             if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args):

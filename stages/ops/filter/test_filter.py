@@ -13,13 +13,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 PATHS = [HERE, HERE.parent / "measure", HERE.parent.parent / "protocol" / "python"]
 sys.path[:0] = [str(path) for path in PATHS]
 
-import canonical  # noqa: E402
-import report  # noqa: E402
-import rules  # noqa: E402
-import signature  # noqa: E402
-import source as task_source  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import canonical
+import report
+import rules
+import signature
+import source as task_source
 
 
 def load_program():
@@ -33,11 +34,25 @@ def load_program():
 filter_program = load_program()
 
 PARAMS = {
-    "min_ms": 1, "max_ms": 100, "determinism_tolerance": 1e-5, "min_fresh_rel": 1e-3, "min_fresh_abs": 0,
-    "min_sensitivity": 1e-4, "min_activity": 0.01, "compiled_tolerance": 1e-2, "max_train_rel": 1e-3,
-    "max_top_share": 0.9, "max_zero_share": 0.9, "min_std": 1e-5, "max_seed_std_ratio": 10, "max_literal": 16,
-    "max_similarity": 0.9, "reference_levels": [1, 2, 3], "trace_references": True, "skip": [],
-}  # fmt: skip
+    "min_ms": 1,
+    "max_ms": 100,
+    "determinism_tolerance": 1e-5,
+    "min_fresh_rel": 1e-3,
+    "min_fresh_abs": 0,
+    "min_sensitivity": 1e-4,
+    "min_activity": 0.01,
+    "compiled_tolerance": 1e-2,
+    "max_train_rel": 1e-3,
+    "max_top_share": 0.9,
+    "max_zero_share": 0.9,
+    "min_std": 1e-5,
+    "max_seed_std_ratio": 10,
+    "max_literal": 16,
+    "max_similarity": 0.9,
+    "reference_levels": [1, 2, 3],
+    "trace_references": True,
+    "skip": [],
+}
 
 CODE = '''import torch
 import torch.nn as nn
@@ -160,19 +175,41 @@ FAILING = [
     ("complete_operators", code("F.gelu(self.linear(x))", "F.gelu(F.gelu(self.linear(x)))")),
     ("right_category", {"data_source": "torch#3"}),
     ("used_modules", code("        self.linear =", "        self.spare = nn.ReLU()\n        self.linear =")),
-    ("used_modules", code("    def forward", "    def spare(self):\n        return self.other\n\n    def forward")
-        | {"code": CODE.replace("        self.linear =", "        self.other = nn.ReLU()\n        self.linear =")
-            .replace("    def forward", "    def spare(self, x):\n        return self.other(x)\n\n    def forward")}),
-    ("used_modules", code("        self.linear =", "        self.register_buffer('h', torch.zeros(2))\n        self.linear =")),
-    ("used_modules", code("        self.linear =", "        self.a = nn.Linear(2, 2)\n        nn.init.zeros_(self.a.weight)\n"
-        "        self.linear =")),
+    (
+        "used_modules",
+        code("    def forward", "    def spare(self):\n        return self.other\n\n    def forward")
+        | {
+            "code": CODE.replace(
+                "        self.linear =", "        self.other = nn.ReLU()\n        self.linear ="
+            ).replace("    def forward", "    def spare(self, x):\n        return self.other(x)\n\n    def forward")
+        },
+    ),
+    (
+        "used_modules",
+        code("        self.linear =", "        self.register_buffer('h', torch.zeros(2))\n        self.linear ="),
+    ),
+    (
+        "used_modules",
+        code(
+            "        self.linear =",
+            "        self.a = nn.Linear(2, 2)\n        nn.init.zeros_(self.a.weight)\n        self.linear =",
+        ),
+    ),
     ("used_arguments", code("x: torch.Tensor)", "x: torch.Tensor, mask=None)")),
     ("used_arguments", code("features: int)", "features: int, bias=True)")),
     ("live_computation", code("        return F", "        y = torch.exp(x)\n        return F")),
-    ("used_arguments", code("features: int):\n        super().__init__()",
-        "features: int, width: int):\n        super().__init__()\n        self.width = width")),
+    (
+        "used_arguments",
+        code(
+            "features: int):\n        super().__init__()",
+            "features: int, width: int):\n        super().__init__()\n        self.width = width",
+        ),
+    ),
     ("live_computation", code("        return F", "        _ = torch.exp(x)\n        return F")),
-    ("live_computation", code("        return F", "        y = torch.exp(x)\n        y = x + 1\n        x = y\n        return F")),
+    (
+        "live_computation",
+        code("        return F", "        y = torch.exp(x)\n        y = x + 1\n        x = y\n        return F"),
+    ),
     ("live_computation", code("        return F", "        torch.exp(x)\n        return F")),
     ("self_contained", code("nn.Linear(features, features)", "nn.Linear(features, size)")),
     ("no_constant_tensors", code("F.gelu(self.linear(x))", "F.gelu(self.linear(x)) + torch.ones(4, device=x.device)")),
@@ -205,15 +242,18 @@ PASSING = [
     {"ops": '["torch.gelu", "nn.Linear"]'},
     code("return F.gelu(self.linear(x))", "y = self.linear(x)\n        return F.gelu(y)"),
     code("F.gelu(self.linear(x))", "F.gelu(self.linear(x)) @ x.t()")
-        | {"ops": '["nn.Linear", "F.gelu", "torch.matmul"]', "data_source": "torch#3"},
-    code("        return F", "        y = x\n        if x.shape[0] > 1:\n            y = x + x\n        x = y\n        return F")
-        | {"ops": '["nn.Linear", "F.gelu", "torch.add"]', "data_source": "torch#3"},
+    | {"ops": '["nn.Linear", "F.gelu", "torch.matmul"]', "data_source": "torch#3"},
+    code(
+        "        return F",
+        "        y = x\n        if x.shape[0] > 1:\n            y = x + x\n        x = y\n        return F",
+    )
+    | {"ops": '["nn.Linear", "F.gelu", "torch.add"]', "data_source": "torch#3"},
     {"output_top_share": 0.5, "output_zero_share": 0.5},
     {"seed_std_ratio": 3.0},
     {"data_source": "transformers", "ops": '["transformers.models.a.Linear"]'}
-        | code("class Model", "class Linear:\n    pass\n\n\nclass Model"),
+    | code("class Model", "class Linear:\n    pass\n\n\nclass Model"),
     code("F.gelu(self.linear(x))", "F.gelu(self.linear(x)).masked_fill(torch.eye(x.shape[0]).bool(), 0)")
-        | {"ops": '["nn.Linear", "F.gelu", "torch.masked_fill"]', "data_source": "torch#3"},
+    | {"ops": '["nn.Linear", "F.gelu", "torch.masked_fill"]', "data_source": "torch#3"},
     code("self.linear(x)", "self.linear(x).view(-1, 8)"),
     code("nn.Linear(features, features)", "nn.Linear(features, features // 32 * 32)"),
     code("x: torch.Tensor)", "x: torch.Tensor, _unused=None)"),
@@ -256,24 +296,32 @@ def test_an_operator_that_only_the_inputs_use_is_not_used():
 
 
 def test_signatures_have_one_form_of_each_name():
-    counted = signature.signature(task_source.parse(
-        "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
-        "class Block(nn.Module):\n def __init__(self, n):\n  super().__init__()\n  self.act = nn.ReLU()\n"
-        "  self.scale = nn.Parameter(torch.ones(n * 2))\n def forward(self, x):\n  return self.act(x).flatten(1)\n"
-        "class Model(nn.Module):\n def __init__(self, n):\n  super().__init__()\n  self.blocks = nn.ModuleList([Block(n)])\n"
-        " def forward(self, x):\n  size = x.shape[1] // 2 * 3\n  x = F.relu(x).view(-1, size)\n"
-        "  return torch.bmm(x, x) + x.softmax(-1) @ x\n"
-    ))  # fmt: skip
+    counted = signature.signature(
+        task_source.parse(
+            "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
+            "class Block(nn.Module):\n def __init__(self, n):\n  super().__init__()\n  self.act = nn.ReLU()\n"
+            "  self.scale = nn.Parameter(torch.ones(n * 2))\n def forward(self, x):\n  return self.act(x).flatten(1)\n"
+            "class Model(nn.Module):\n def __init__(self, n):\n  super().__init__()\n"
+            "  self.blocks = nn.ModuleList([Block(n)])\n"
+            " def forward(self, x):\n  size = x.shape[1] // 2 * 3\n  x = F.relu(x).view(-1, size)\n"
+            "  return torch.bmm(x, x) + x.softmax(-1) @ x\n"
+        )
+    )
     assert counted == {"relu": 2, "matmul": 2, "add": 1, "softmax": 1}
     assert signature.text(counted) == "add matmul×2 relu×2 softmax"
     assert signature.declared(["nn.AdaptiveAvgPool2d", "F.adaptive_avg_pool2d", "torch.mm"]) == {
-        "adaptiveavgpool2d": 2, "matmul": 1,
-    }  # fmt: skip
+        "adaptiveavgpool2d": 2,
+        "matmul": 1,
+    }
 
 
 def test_what_an_operator_needs_around_it_need_not_be_declared():
-    source = lambda body: task_source.parse(CODE.replace("F.gelu(self.linear(x))", body))
-    undeclared = lambda body, name: dict(signature.undeclared(source(body), ["nn.Linear", name]))
+    def source(body):
+        return task_source.parse(CODE.replace("F.gelu(self.linear(x))", body))
+
+    def undeclared(body, name):
+        return dict(signature.undeclared(source(body), ["nn.Linear", name]))
+
     assert undeclared("torch.fft.rfft(x).abs()", "torch.fft.rfft") == {}
     assert undeclared("torch.where(torch.gt(x, 0), x, 2 * x)", "torch.gt") == {}
     assert undeclared("F.max_unpool1d(*F.max_pool1d(x, 2), 2) + x", "F.max_unpool1d") == {}
@@ -289,20 +337,26 @@ IDENTIFIERS = st.from_regex(r"[a-z][a-z_]{3,9}[0-9]", fullmatch=True)
 def test_renaming_makes_no_other_program(names):
     features, linear, x = names
     renamed = (
-        CODE.replace("features", features).replace("self.linear", f"self.{linear}")
-        .replace("(x)", f"({x})").replace("x: torch", f"{x}: torch")
-    )  # fmt: skip
+        CODE.replace("features", features)
+        .replace("self.linear", f"self.{linear}")
+        .replace("(x)", f"({x})")
+        .replace("x: torch", f"{x}: torch")
+    )
     program = canonical.canonical_program
     assert program(task_source.parse(CODE)) == program(task_source.parse(renamed))
 
 
 def test_forms_of_import_and_annotations_make_no_other_program_and_sizes_do():
-    program = lambda text: canonical.canonical_program(task_source.parse(text))
+    def program(text):
+        return canonical.canonical_program(task_source.parse(text))
+
     changed = (
-        CODE.replace("import torch.nn.functional as F", "from torch.nn.functional import gelu").replace("F.gelu", "gelu")
-        .replace("super().__init__()", "super(Model, self).__init__()").replace("features: int", "features")
+        CODE.replace("import torch.nn.functional as F", "from torch.nn.functional import gelu")
+        .replace("F.gelu", "gelu")
+        .replace("super().__init__()", "super(Model, self).__init__()")
+        .replace("features: int", "features")
         .replace('    """A linear layer and an activation."""\n', "")
-    )  # fmt: skip
+    )
     assert program(changed) == program(CODE)
     assert program(CODE.replace("size = 64", "size = 65")) != program(CODE)
 
@@ -317,14 +371,24 @@ def run(tmp_path, rows, references=None, **params):
     inputs = {"measured": {"type": "table", "path": "measured.parquet", "rows": len(rows)}}
     if references is not None:
         inputs["references"] = {"type": "tree", "path": str(references)}
-    outputs = {name: {"type": "table", "path": f"outputs/{name}.parquet"} for name in ("tasks", "rejected", "similarity")}
+    outputs = {
+        name: {"type": "table", "path": f"outputs/{name}.parquet"} for name in ("tasks", "rejected", "similarity")
+    }
     outputs["report"] = {"type": "report", "path": "outputs/report"}
     request = {
-        "protocol": 1, "stage": "kept", "kind": "ops/filter", "params": {**PARAMS, **params}, "seed": 0,
-        "inputs": inputs, "outputs": outputs, "by_row": None,
-        "resources": {"cpu": 1, "memory_bytes": 0, "gpus": []}, "device": None, "deadline_unix_s": None,
+        "protocol": 1,
+        "stage": "kept",
+        "kind": "ops/filter",
+        "params": {**PARAMS, **params},
+        "seed": 0,
+        "inputs": inputs,
+        "outputs": outputs,
+        "by_row": None,
+        "resources": {"cpu": 1, "memory_bytes": 0, "gpus": []},
+        "device": None,
+        "deadline_unix_s": None,
         "state_dir": str(tmp_path),
-    }  # fmt: skip
+    }
     (tmp_path / "request.json").write_text(json.dumps(request))
     environment = {
         "PATH": os.environ["PATH"],
@@ -332,7 +396,12 @@ def run(tmp_path, rows, references=None, **params):
         "CUDA_AGENT_REQUEST": str(tmp_path / "request.json"),
     }
     done = subprocess.run(
-        [sys.executable, str(HERE / "filter.py")], cwd=tmp_path, env=environment, capture_output=True, text=True
+        [sys.executable, str(HERE / "filter.py")],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         return json.loads((tmp_path / "error.json").read_text())
@@ -348,7 +417,11 @@ def test_the_funnel_adds_up_and_the_order_is_kept(tmp_path):
         facts(task_id="twin"),
         facts(task_id="renamed", code=CODE.replace("features", "width")),
         facts(task_id="two", eager_ms=0.1, finite=False, data_source="transformers"),
-        facts(task_id="same graph", code=CODE.replace("F.gelu", "torch.nn.functional.gelu") + "\n\nspare = 1\n", graph=f"graph of {CODE}"),
+        facts(
+            task_id="same graph",
+            code=CODE.replace("F.gelu", "torch.nn.functional.gelu") + "\n\nspare = 1\n",
+            graph=f"graph of {CODE}",
+        ),
         other(task_id="last"),
     ]
     kept, rejected, funnel = run(tmp_path, rows)
@@ -375,9 +448,12 @@ def test_the_funnel_adds_up_and_the_order_is_kept(tmp_path):
 
 def other(**changes):
     return facts(
-        code=OTHER, ops='["nn.Conv2d", "nn.GroupNorm", "torch.softmax", "torch.mean"]', data_source="torch#4",
-        graph_operators=["convolution", "native_group_norm", "_softmax", "mean"], **changes,
-    )  # fmt: skip
+        code=OTHER,
+        ops='["nn.Conv2d", "nn.GroupNorm", "torch.softmax", "torch.mean"]',
+        data_source="torch#4",
+        graph_operators=["convolution", "native_group_norm", "_softmax", "mean"],
+        **changes,
+    )
 
 
 def test_a_rejected_row_does_not_take_its_twin_along(tmp_path):
@@ -443,8 +519,9 @@ def test_references_decontaminate(tmp_path):
     assert sum(place["tasks"] for place in funnel["similarity"]["histogram"]) == 2
     table = [json.loads(line) for line in (tmp_path / "run" / "outputs" / "similarity.jsonl").read_text().splitlines()]
     assert [(row["task_id"], row["nearest"], row["same_signature"]) for row in table] == [
-        ("like", "level1/7_linear.py", []), ("other", "level1/7_linear.py", []),
-    ]  # fmt: skip
+        ("like", "level1/7_linear.py", []),
+        ("other", "level1/7_linear.py", []),
+    ]
     assert table[0]["similarity"] == 1.0 and table[1]["similarity"] < 0.9
     text = (tmp_path / "run" / "outputs" / "report" / "README.md").read_text()
     assert "## Likeness to the references" in text and "| all | 2 | 1 | 0 | 0 | 0 |" in text
@@ -458,14 +535,23 @@ def test_references_decontaminate(tmp_path):
 
 def test_operators_and_runs_of_a_reference_reject_what_its_tree_does_not_show(tmp_path):
     pytest.importorskip("torch")
-    unlike = CODE.replace("return F.gelu(self.linear(x))", "x = self.linear(x)\n        x = x\n        return F.relu(x)")
-    written = CODE.replace("return F.gelu(self.linear(x))", "x = F.linear(x, self.linear.weight, self.linear.bias)\n"
-        "        x = x\n        return torch.clamp(x, min=0)")  # fmt: skip
+    unlike = CODE.replace(
+        "return F.gelu(self.linear(x))", "x = self.linear(x)\n        x = x\n        return F.relu(x)"
+    )
+    written = CODE.replace(
+        "return F.gelu(self.linear(x))",
+        "x = F.linear(x, self.linear.weight, self.linear.bias)\n        x = x\n        return torch.clamp(x, min=0)",
+    )
     rows = [
         facts(task_id="signature", code=unlike, ops='["nn.Linear", "F.relu"]', graph_operators=["something", "else"]),
         facts(task_id="run", code=written, ops='["nn.Linear", "torch.clamp"]', graph_operators=["addmm", "relu"]),
-        facts(task_id="deeper", code=written.replace("size = 64", "size = 65"), ops='["nn.Linear", "torch.clamp"]',
-              graph_operators=["addmm", "relu"], inputs='[{"shape": [2, 8, 64]}]'),
+        facts(
+            task_id="deeper",
+            code=written.replace("size = 64", "size = 65"),
+            ops='["nn.Linear", "torch.clamp"]',
+            graph_operators=["addmm", "relu"],
+            inputs='[{"shape": [2, 8, 64]}]',
+        ),
         other(task_id="other"),
     ]
     _, rejected, funnel = run(tmp_path / "run", rows, references=checkout(tmp_path / "kb"))
@@ -495,10 +581,14 @@ def test_the_graph_of_a_reference_is_that_of_the_same_task_measured():
 def test_references_come_as_folders_files_and_parquet(tmp_path):
     import pyarrow
     import pyarrow.parquet
+
     import references
 
     whole = checkout(tmp_path / "kb")
-    names = lambda path, levels=(1, 2, 3): [other.name for other in references.read(str(path), list(levels))[0]]
+
+    def names(path, levels=(1, 2, 3)):
+        return [other.name for other in references.read(str(path), list(levels))[0]]
+
     assert names(whole) == names(whole / "KernelBench") == ["level1/7_linear.py"]
     assert names(whole, ()) == ["level1/7_linear.py", "level4/1_other.py"]
     assert names(whole / "KernelBench" / "level1") == ["7_linear.py"]
@@ -533,5 +623,7 @@ def test_the_manifest_lists_every_rule_and_parameter():
     assert manifest["params"]["skip"]["choices"] == [rule.name for rule in rules.ALL_RULES]
     assert set(manifest["params"]) == set(PARAMS)
     assert {name: entry["default"] for name, entry in manifest["params"].items()} == PARAMS
-    assert set(manifest["sources"]) - {"../measure/graph_trace.py", "../measure/tensors.py"} == {path.name for path in HERE.glob("*.py") if not path.name.startswith("test_")}
+    assert set(manifest["sources"]) - {"../measure/graph_trace.py", "../measure/tensors.py"} == {
+        path.name for path in HERE.glob("*.py") if not path.name.startswith("test_")
+    }
     assert all(set(rule.params) <= set(PARAMS) for rule in rules.ALL_RULES)

@@ -9,10 +9,11 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-import similarity  # noqa: E402
-import source as task_source  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import similarity
+import source as task_source
 
 CLASSES = {
     "linear": """
@@ -101,9 +102,11 @@ def test_values_are_those_of_the_package(left, right):
 
 def test_what_changes_nothing_in_the_program_changes_nothing():
     changed = (
-        CLASSES["two"].replace("super()", "super(Model, self)").replace("x):", "x: torch.Tensor) -> torch.Tensor:")
+        CLASSES["two"]
+        .replace("super()", "super(Model, self)")
+        .replace("x):", "x: torch.Tensor) -> torch.Tensor:")
         .replace("def __init__(self, n, k=3):", 'def __init__(self, n: int, k: int = 3):\n        """Text."""')
-    )  # fmt: skip
+    )
     comparer, (one, other) = structures(CLASSES["two"], changed)
     assert comparer.similarity(one, other) == 1.0 and one.key == other.key
 
@@ -129,7 +132,9 @@ def all_assignments(left, right):
     if len(left) > len(right):
         left, right = right, left
     orders = itertools.permutations(right, len(left))
-    return max(sum(plain(one, other) for one, other in zip(left, order)) for order in orders) if left else 0
+    return (
+        max(sum(plain(one, other) for one, other in zip(left, order, strict=True)) for order in orders) if left else 0
+    )
 
 
 @given(classes(), classes())
@@ -161,7 +166,11 @@ def test_the_nearest_is_the_nearest(candidate, others):
 def test_the_greatest_sum_is_the_greatest(matrix):
     rows, columns = len(matrix), 4
     if rows <= columns:
-        best = max(sum(matrix[r][c] for r, c in enumerate(order)) for order in itertools.permutations(range(columns), rows))
+        best = max(
+            sum(matrix[r][c] for r, c in enumerate(order)) for order in itertools.permutations(range(columns), rows)
+        )
     else:
-        best = max(sum(matrix[r][c] for c, r in enumerate(order)) for order in itertools.permutations(range(rows), columns))
+        best = max(
+            sum(matrix[r][c] for c, r in enumerate(order)) for order in itertools.permutations(range(rows), columns)
+        )
     assert similarity.greatest_sum(matrix) == best

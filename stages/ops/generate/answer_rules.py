@@ -30,9 +30,23 @@ ARRANGING = {
 }  # fmt: skip
 # What builds modules and parameters in __init__.
 BUILDING = {
-    "Module", "Parameter", "ParameterList", "ModuleList", "Sequential", "randn", "rand", "ones", "zeros", "full",
-    "empty", "tensor", "register_buffer", "arange", "register_parameter", "Tensor",
-}  # fmt: skip
+    "Module",
+    "Parameter",
+    "ParameterList",
+    "ModuleList",
+    "Sequential",
+    "randn",
+    "rand",
+    "ones",
+    "zeros",
+    "full",
+    "empty",
+    "tensor",
+    "register_buffer",
+    "arange",
+    "register_parameter",
+    "Tensor",
+}
 
 
 def extract_code(text):
@@ -195,8 +209,9 @@ def _tensor_names(method):
             # What `x.size(0)` and `len(x)` return are numbers.
             word = getattr(node.value.func, "attr", getattr(node.value.func, "id", ""))
             if word not in NUMBERS:
-                names |= {inner.id for target in node.targets for inner in ast.walk(target)
-                          if isinstance(inner, ast.Name)}
+                names |= {
+                    inner.id for target in node.targets for inner in ast.walk(target) if isinstance(inner, ast.Name)
+                }
     return names - {"self"}
 
 

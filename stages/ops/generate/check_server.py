@@ -40,9 +40,13 @@ class CheckServer:
         if self._process is not None and self._process.poll() is None:
             return
         self._process = subprocess.Popen(
-            [sys.executable, os.path.join(HERE, "task_check.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=self._environment, text=True, encoding="utf-8",
-        )  # fmt: skip
+            [sys.executable, os.path.join(HERE, "task_check.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=self._environment,
+            text=True,
+            encoding="utf-8",
+        )
         if "ready" not in self._answer():
             raise ValueError("it did not get ready")
 
@@ -71,8 +75,9 @@ class CheckPool:
 
     def __init__(self, size, folder, log, *, time_limit_s=60.0, memory_bytes=3 << 30):
         # Nothing of the engine's, and no key: tasks are somebody else's code.
-        environment = {name: value for name, value in os.environ.items()
-                       if not name.startswith(("CUDA_AGENT_", "LLM_"))}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("CUDA_AGENT_", "LLM_"))
+        }
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self._limits = {"time_limit_s": time_limit_s, "memory_bytes": memory_bytes}
         self._servers = [CheckServer(folder, environment) for _ in range(size)]
@@ -92,8 +97,9 @@ class CheckPool:
             self._warned = True
             self._log(
                 "namespaces are not available here: answers run with resource limits only, and could write files or "
-                "reach the network", level="warning",
-            )  # fmt: skip
+                "reach the network",
+                level="warning",
+            )
         return facts
 
     def stop(self):

@@ -1,9 +1,10 @@
-"""`ops/generate`: has a language model write each requested task, checks the answer, and has it mended where it is wrong.
+"""`ops/generate`: has a language model write each requested task, checks the answer, and has it mended where it is
+wrong.
 
 The program that the engine starts. Rows come in, a few threads talk to the endpoint (`llm_client`, within the limits of
 `rate_limit`), every answer is judged from its text (`answer_rules`) and by running it in a process with walls
-(`check_server`, `task_check`), and the row is answered with the task and with the record of every call. The engine keeps
-these answers by row, so that they are the recording: whoever runs the same requests again calls nothing.
+(`check_server`, `task_check`), and the row is answered with the task and with the record of every call. The engine
+keeps these answers by row, so that they are the recording: whoever runs the same requests again calls nothing.
 
 Two variables say where the model is, and are secrets to the engine, so that neither is in a key: LLM_ENDPOINT and
 LLM_API_KEY.
@@ -133,18 +134,31 @@ class Writer:
         cost = cost_of(self.client.endpoint, reply)
         self.tally.call(reply, cost)
         return {
-            "attempt": attempt, "request": request, "response": reply.text, "finish_reason": reply.finish_reason,
-            "served_by": reply.model, "prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens,
-            "cost_usd": cost, "seconds": round(reply.seconds, 3), "retries": reply.retries, "problem": problem,
-        }  # fmt: skip
+            "attempt": attempt,
+            "request": request,
+            "response": reply.text,
+            "finish_reason": reply.finish_reason,
+            "served_by": reply.model,
+            "prompt_tokens": reply.prompt_tokens,
+            "completion_tokens": reply.completion_tokens,
+            "cost_usd": cost,
+            "seconds": round(reply.seconds, 3),
+            "retries": reply.retries,
+            "problem": problem,
+        }
 
     def task(self, code, facts, calls):
         return {
-            "code": code, "estimate_ms": None, "batch_size": facts["batch_size"],
-            "origin": f"llm:{self.params['model']}", "work": json.dumps(facts["work"]), "attempts": len(calls),
+            "code": code,
+            "estimate_ms": None,
+            "batch_size": facts["batch_size"],
+            "origin": f"llm:{self.params['model']}",
+            "work": json.dumps(facts["work"]),
+            "attempts": len(calls),
             "llm_prompt_tokens": total(calls, "prompt_tokens"),
-            "llm_completion_tokens": total(calls, "completion_tokens"), "llm_cost_usd": total(calls, "cost_usd"),
-        }  # fmt: skip
+            "llm_completion_tokens": total(calls, "completion_tokens"),
+            "llm_cost_usd": total(calls, "cost_usd"),
+        }
 
 
 def total(calls, name):
@@ -159,7 +173,7 @@ def cost_of(endpoint, reply):
     tokens = reply.prompt_tokens, reply.completion_tokens
     if None in prices or None in tokens:
         return None
-    return sum(price * count for price, count in zip(prices, tokens)) / 1e6
+    return sum(price * count for price, count in zip(prices, tokens, strict=True)) / 1e6
 
 
 def read_rows(inbox, descriptor=0):
@@ -231,20 +245,26 @@ def find_endpoint(params):
     text = os.environ.get("LLM_ENDPOINT", "")
     if text.strip() == REPLAY_ONLY:
         raise stage.StageError(
-            "some requests have no recorded answer, and nothing may be called", kind="params",
-            hint="run with the parameters and the prompts of the recording, or give LLM_ENDPOINT the address of a model",
+            "some requests have no recorded answer, and nothing may be called",
+            kind="params",
+            hint="run with the parameters and the prompts of the recording, "
+            "or give LLM_ENDPOINT the address of a model",
         )
     return llm_client.parse_endpoint(text, params["api"])
 
 
 def check_params(params):
     if not params["model"].strip():
-        raise stage.StageError("the parameter model is empty", kind="params",
-                               hint="the name that the endpoint knows the model by")
+        raise stage.StageError(
+            "the parameter model is empty", kind="params", hint="the name that the endpoint knows the model by"
+        )
     clash = {"messages", "system", "stream"} & set(params["body"])
     if clash:
-        raise stage.StageError(f"body can't set {', '.join(sorted(clash))}", kind="params",
-                               hint="the prompts are files: see the input `prompts`")
+        raise stage.StageError(
+            f"body can't set {', '.join(sorted(clash))}",
+            kind="params",
+            hint="the prompts are files: see the input `prompts`",
+        )
 
 
 def work(program):

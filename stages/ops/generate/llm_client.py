@@ -57,7 +57,8 @@ class Stopped(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-    """Where the model is and how fast it may be called: nothing here changes an answer, so nothing of it is in a key."""
+    """Where the model is and how fast it may be called: nothing here changes an answer, so nothing of it is in a
+    key."""
 
     base_url: str
     concurrency: int = 4
@@ -95,8 +96,9 @@ def parse_endpoint(text, api):
     known = {field.name: field for field in dataclasses.fields(Endpoint)}
     for name, value in fields.items():
         if name not in known:
-            raise stage.StageError(f"LLM_ENDPOINT: unknown field {name!r}", kind="params",
-                                   hint=f"it has {', '.join(known)}")
+            raise stage.StageError(
+                f"LLM_ENDPOINT: unknown field {name!r}", kind="params", hint=f"it has {', '.join(known)}"
+            )
         wanted = str if name == "base_url" else (int if known[name].type is int else (int, float))
         if isinstance(value, bool) or not isinstance(value, wanted) or (name != "base_url" and value < 0):
             raise stage.StageError(f"LLM_ENDPOINT: {name} can't be {value!r}", kind="params", hint=hint)
@@ -111,14 +113,17 @@ def parse_endpoint(text, api):
 def checked_url(url, hint):
     parts = urllib.parse.urlsplit(url)
     try:
-        parts.port
+        _ = parts.port  # reading it checks it
     except ValueError as error:
         raise stage.StageError(f"LLM_ENDPOINT: {error}", kind="params", hint=hint) from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise stage.StageError("LLM_ENDPOINT is no http or https URL", kind="params", hint=hint)
     if parts.username or parts.query or parts.fragment:
-        raise stage.StageError("LLM_ENDPOINT: a URL without user, query and fragment is expected", kind="params",
-                               hint="the key belongs into LLM_API_KEY")
+        raise stage.StageError(
+            "LLM_ENDPOINT: a URL without user, query and fragment is expected",
+            kind="params",
+            hint="the key belongs into LLM_API_KEY",
+        )
     return url.rstrip("/")
 
 
@@ -343,10 +348,15 @@ class Client:
             raise Refused(message)
         hints = {
             404: f"the model is {self.params['model']!r}; a base_url in OpenAI's format usually ends in /v1",
-            **dict.fromkeys(REFUSED, "it refuses the first request: see the parameters model, temperature, max_tokens "
-                            "and body (a null in `body` takes a field away that the endpoint does not know)"),
-            **dict.fromkeys((301, 302, 303, 307, 308), "redirects are not followed: give LLM_ENDPOINT the final "
-                            "address"),
-        }  # fmt: skip
-        raise EndpointError(message, hints.get(status, "LLM_ENDPOINT and the parameter api must belong together"),
-                            "params")
+            **dict.fromkeys(
+                REFUSED,
+                "it refuses the first request: see the parameters model, temperature, max_tokens "
+                "and body (a null in `body` takes a field away that the endpoint does not know)",
+            ),
+            **dict.fromkeys(
+                (301, 302, 303, 307, 308), "redirects are not followed: give LLM_ENDPOINT the final address"
+            ),
+        }
+        raise EndpointError(
+            message, hints.get(status, "LLM_ENDPOINT and the parameter api must belong together"), "params"
+        )

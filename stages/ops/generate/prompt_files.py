@@ -14,9 +14,13 @@ import cuda_agent_stage as stage
 HERE = os.path.dirname(os.path.abspath(__file__))
 # File -> places that it must have. Every file may use all places of the table below.
 FILES = {
-    "system.md": (), "task.md": ("operators",), "repair.md": ("problem",), "example_operators.md": (), "example.md": (),
-}  # fmt: skip
-PLACES = {"task.md": ("operators", "ops", "count"), "repair.md": ("problem", "operators", "ops", "count")}  # fmt: skip
+    "system.md": (),
+    "task.md": ("operators",),
+    "repair.md": ("problem",),
+    "example_operators.md": (),
+    "example.md": (),
+}
+PLACES = {"task.md": ("operators", "ops", "count"), "repair.md": ("problem", "operators", "ops", "count")}
 NAME_OF_ITEM = re.compile(r"^- `([^`]+)`", re.MULTILINE)
 
 
@@ -30,8 +34,11 @@ def load_prompts(folder=None):
             prompts[name] = file.read().strip()
         for place in FILES[name]:
             if "{" + place + "}" not in prompts[name]:
-                raise stage.StageError(f"the prompt {name} has no {{{place}}}", kind="input",
-                                       hint="the model would not be told what to write")
+                raise stage.StageError(
+                    f"the prompt {name} has no {{{place}}}",
+                    kind="input",
+                    hint="the model would not be told what to write",
+                )
     if folder:
         check_names(folder)
     return prompts

@@ -1,9 +1,9 @@
 """Runs a model's answer, in a process that has torch loaded and forks one for each task.
 
-Started by `check_server`; speaks JSON lines: {"code", "seed", ...} in, {"problem", "work", "batch_size", "walls"} out. A task's process has
-walls where the system allows (`isolation` says which), and limits of memory, time, processes and file sizes in any case.
-A task shares its process with the code that checks it, so it can lie about itself: then `ops/measure` finds out, which
-believes nothing of what is said here.
+Started by `check_server`; speaks JSON lines: {"code", "seed", ...} in, {"problem", "work", "batch_size", "walls"} out.
+A task's process has walls where the system allows (`isolation` says which), and limits of memory, time, processes and
+file sizes in any case. A task shares its process with the code that checks it, so it can lie about itself: then
+`ops/measure` finds out, which believes nothing of what is said here.
 """
 
 import json
@@ -107,7 +107,9 @@ def on_meta(torch, code):
         inputs = inputs_of(torch, namespace, "meta")
         for number, value in enumerate(inputs):
             if value.dim() == 0 or value.shape[0] != size:
-                raise Invalid(f"input {number} has the shape {tuple(value.shape)}: its first dimension must be batch_size")
+                raise Invalid(
+                    f"input {number} has the shape {tuple(value.shape)}: its first dimension must be batch_size"
+                )
         with torch.device("meta"):
             output = output_of(torch, model, inputs)
             counts.append(run("forward", lambda inputs=inputs: counted(model, inputs)))
@@ -123,7 +125,7 @@ def on_cpu(torch, code, seed):
     inputs, others = inputs_of(torch, namespace, "cpu"), inputs_of(torch, namespace, "cpu")
     kept = [value.clone() for value in inputs]
     output = output_of(torch, model, inputs)
-    if not all(torch.equal(value, copy) for value, copy in zip(inputs, kept)):
+    if not all(torch.equal(value, copy) for value, copy in zip(inputs, kept, strict=False)):
         raise Invalid("forward writes into its inputs")
     if not torch.isfinite(output).all():
         raise Invalid("the output is not finite")
@@ -157,10 +159,12 @@ def run_task(job, result):
     if job["walls"]:
         isolation.wall_off_file_system(job["scratch"], FILE_BYTES, user)
     isolation.limit_resources(
-        data_bytes=job["memory_bytes"], file_bytes=FILE_BYTES, cpu_seconds=int(job["time_limit_s"]) + 5,
+        data_bytes=job["memory_bytes"],
+        file_bytes=FILE_BYTES,
+        cpu_seconds=int(job["time_limit_s"]) + 5,
         # Where the task is a user among others, theirs count too.
         processes=PROCESSES if user is not None else 1 << 16,
-    )  # fmt: skip
+    )
     if user is None or not isolation.become(user):
         isolation.drop_privileges()
     isolation.die_with_parent()
@@ -256,8 +260,9 @@ def main():
     isolation.adopt_orphans()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    import estimate
     import torch
+
+    import estimate
 
     torch.set_num_threads(1)
     # The first call of either imports a good deal more, which forks then share.

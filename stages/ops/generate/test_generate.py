@@ -25,20 +25,33 @@ HERE = pathlib.Path(__file__).resolve().parent
 OPS = HERE.parent
 STAGES = OPS.parent
 # Where the engine lets the program look for modules.
-FOLDERS = [str(HERE), str(OPS / "filter"), str(OPS / "python"), str(STAGES / "torch_runtime"),
-           str(STAGES / "protocol" / "python")]  # fmt: skip
+FOLDERS = [
+    str(HERE),
+    str(OPS / "filter"),
+    str(OPS / "python"),
+    str(STAGES / "torch_runtime"),
+    str(STAGES / "protocol" / "python"),
+]
 sys.path[:0] = FOLDERS
 
-import answer_rules  # noqa: E402
-import cuda_agent_stage as stage  # noqa: E402
-import llm_client  # noqa: E402
-from check_server import CheckPool  # noqa: E402
-from prompt_files import fill, load_prompts, opening  # noqa: E402
-from rate_limit import Pace, RateLimit  # noqa: E402
+import answer_rules
+import cuda_agent_stage as stage
+import llm_client
+from check_server import CheckPool
+from prompt_files import fill, load_prompts, opening
+from rate_limit import Pace, RateLimit
 
 KEY = "sk-test-0123456789"
-PARAMS = {"api": "openai", "model": "scripted", "temperature": 0.5, "top_p": 1, "max_tokens": 700, "seed": 0,
-          "repair_rounds": 1, "body": {}}  # fmt: skip
+PARAMS = {
+    "api": "openai",
+    "model": "scripted",
+    "temperature": 0.5,
+    "top_p": 1,
+    "max_tokens": 700,
+    "seed": 0,
+    "repair_rounds": 1,
+    "body": {},
+}
 
 GOOD = '''import torch
 import torch.nn as nn
@@ -99,15 +112,23 @@ class Script:
 
 def openai_reply(text, *, finish="stop", prompt=100, completion=50):
     usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    body = {"model": "scripted-2026", "usage": usage,
-            "choices": [{"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text}}]}
+    body = {
+        "model": "scripted-2026",
+        "usage": usage,
+        "choices": [{"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text}}],
+    }
     return 200, {}, json.dumps(body)
 
 
 def anthropic_reply(text, *, stop="end_turn"):
-    body = {"type": "message", "role": "assistant", "model": "scripted-2026", "stop_reason": stop,
-            "content": [{"type": "thinking", "thinking": "…"}, {"type": "text", "text": text}],
-            "usage": {"input_tokens": 90, "cache_read_input_tokens": 10, "output_tokens": 50}}  # fmt: skip
+    body = {
+        "type": "message",
+        "role": "assistant",
+        "model": "scripted-2026",
+        "stop_reason": stop,
+        "content": [{"type": "thinking", "thinking": "…"}, {"type": "text", "text": text}],
+        "usage": {"input_tokens": 90, "cache_read_input_tokens": 10, "output_tokens": 50},
+    }
     return 200, {}, json.dumps(body)
 
 
@@ -124,8 +145,11 @@ def serve():
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["content-length"]))
-                request = {"path": self.path, "headers": {k.lower(): v for k, v in self.headers.items()},
-                           "body": json.loads(body)}  # fmt: skip
+                request = {
+                    "path": self.path,
+                    "headers": {k.lower(): v for k, v in self.headers.items()},
+                    "body": json.loads(body),
+                }
                 status, headers, content = script.next(request)
                 content = content.encode() if isinstance(content, str) else content
                 try:
@@ -159,8 +183,15 @@ def client_for(url, *, api="openai", key=KEY, log=None, **fields):
     endpoint = llm_client.parse_endpoint(json.dumps({"base_url": url, **fields}), api)
     pace = Pace(endpoint.requests_per_minute, endpoint.tokens_per_minute)
     lines = [] if log is None else log
-    return llm_client.Client(api, endpoint, {**PARAMS, "api": api}, key, pace,
-                             lambda message, level="info": lines.append(message), threading.Event())  # fmt: skip
+    return llm_client.Client(
+        api,
+        endpoint,
+        {**PARAMS, "api": api},
+        key,
+        pace,
+        lambda message, level="info": lines.append(message),
+        threading.Event(),
+    )
 
 
 @pytest.fixture
@@ -180,8 +211,14 @@ def test_an_openai_call_is_sent_and_read(serve):
     (request,) = script.requests
     assert request["path"] == "/v1/chat/completions"
     assert request["headers"]["authorization"] == f"Bearer {KEY}"
-    assert request["body"] == {"model": "scripted", "messages": MESSAGES, "temperature": 0.5, "max_tokens": 700,
-                               "seed": 41, "stream": False}  # fmt: skip
+    assert request["body"] == {
+        "model": "scripted",
+        "messages": MESSAGES,
+        "temperature": 0.5,
+        "max_tokens": 700,
+        "seed": 41,
+        "stream": False,
+    }
 
 
 def test_an_anthropic_call_is_sent_and_read(serve):
@@ -193,23 +230,44 @@ def test_an_anthropic_call_is_sent_and_read(serve):
     assert request["path"] == "/v1/messages"
     assert request["headers"]["x-api-key"] == KEY and request["headers"]["anthropic-version"] == "2023-06-01"
     assert "authorization" not in request["headers"]
-    assert request["body"] == {"model": "scripted", "system": "be brief", "messages": MESSAGES[1:],
-                               "temperature": 0.5, "max_tokens": 700}  # fmt: skip
+    assert request["body"] == {
+        "model": "scripted",
+        "system": "be brief",
+        "messages": MESSAGES[1:],
+        "temperature": 0.5,
+        "max_tokens": 700,
+    }
 
 
 def test_the_body_can_be_changed_field_by_field():
     endpoint = llm_client.Endpoint("http://x/v1")
     params = {**PARAMS, "top_p": 0.9, "body": {"max_tokens": None, "max_completion_tokens": 9, "temperature": None}}
     _, headers, body = llm_client.build_request("openai", endpoint, params, MESSAGES, 1, None)
-    assert body == {"model": "scripted", "messages": MESSAGES, "top_p": 0.9, "seed": 1, "stream": False,
-                    "max_completion_tokens": 9}  # fmt: skip
+    assert body == {
+        "model": "scripted",
+        "messages": MESSAGES,
+        "top_p": 0.9,
+        "seed": 1,
+        "stream": False,
+        "max_completion_tokens": 9,
+    }
     assert "authorization" not in headers
 
 
-@pytest.mark.parametrize("first", [
-    failure(429, headers={"retry-after": "0.02"}), failure(429), failure(500), failure(529), (503, {}, "<html>"),
-    (200, {}, "not json"), (200, {}, "{}"), (200, {}, '{"choices": []}'), (200, {"content-length": "999"}, "{"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "first",
+    [
+        failure(429, headers={"retry-after": "0.02"}),
+        failure(429),
+        failure(500),
+        failure(529),
+        (503, {}, "<html>"),
+        (200, {}, "not json"),
+        (200, {}, "{}"),
+        (200, {}, '{"choices": []}'),
+        (200, {"content-length": "999"}, "{"),
+    ],
+)
 def test_what_may_pass_is_tried_again(serve, quick, first):
     log = []
     script = Script(first, first, openai_reply("at last"))
@@ -259,15 +317,18 @@ def test_after_all_retries_the_call_fails_and_after_three_calls_the_stage(serve,
     assert "run again" in raised.value.hint and client.calls == 9
 
 
-@pytest.mark.parametrize("answer, message, hint", [
-    (failure(401, f"Incorrect API key: {KEY}"), "answers 401: Incorrect API key: [key]", "LLM_API_KEY"),
-    (failure(403, "no access"), "answers 403: no access", "LLM_API_KEY"),
-    (failure(404, "model `scripted` does not exist"), "answers 404: model `scripted`", "ends in /v1"),
-    (failure(400, "temperature is not supported"), "answers 400: temperature", "a null in `body`"),
-    (failure(402, "pay"), "answers 402: pay", "belong together"),
-    (failure(429, "quota", code="insufficient_quota"), "answers 429: quota", "no credit"),
-    ((307, {"location": "http://elsewhere.invalid/"}, ""), "answers 307", "redirects are not followed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "answer, message, hint",
+    [
+        (failure(401, f"Incorrect API key: {KEY}"), "answers 401: Incorrect API key: [key]", "LLM_API_KEY"),
+        (failure(403, "no access"), "answers 403: no access", "LLM_API_KEY"),
+        (failure(404, "model `scripted` does not exist"), "answers 404: model `scripted`", "ends in /v1"),
+        (failure(400, "temperature is not supported"), "answers 400: temperature", "a null in `body`"),
+        (failure(402, "pay"), "answers 402: pay", "belong together"),
+        (failure(429, "quota", code="insufficient_quota"), "answers 429: quota", "no credit"),
+        ((307, {"location": "http://elsewhere.invalid/"}, ""), "answers 307", "redirects are not followed"),
+    ],
+)
 def test_what_cannot_work_is_said_at_the_first_call(serve, answer, message, hint):
     script = Script(answer)
     with pytest.raises(llm_client.EndpointError) as raised:
@@ -292,15 +353,21 @@ def test_a_server_that_is_not_there_is_said_at_once():
     assert "is the server running" in raised.value.hint
 
 
-@pytest.mark.parametrize("text, message", [
-    ("ftp://x/v1", "no http or https URL"), ("127.0.0.1:8080", "no http or https URL"),
-    ("http://me:secret@x/v1", "without user"), ("http://x:port/v1", "LLM_ENDPOINT: "),
-    ("{", "is not JSON"), ('{"url": "http://x"}', "unknown field 'url'"),
-    ('{"base_url": "http://x", "concurrency": 0}', "concurrency must be from 1"),
-    ('{"base_url": "http://x", "concurrency": "many"}', "concurrency can't be 'many'"),
-    ('{"base_url": "http://x", "timeout_s": 0}', "timeout_s must be above 0"),
-    ('{"base_url": "http://x", "retries": -1}', "retries can't be -1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("ftp://x/v1", "no http or https URL"),
+        ("127.0.0.1:8080", "no http or https URL"),
+        ("http://me:secret@x/v1", "without user"),
+        ("http://x:port/v1", "LLM_ENDPOINT: "),
+        ("{", "is not JSON"),
+        ('{"url": "http://x"}', "unknown field 'url'"),
+        ('{"base_url": "http://x", "concurrency": 0}', "concurrency must be from 1"),
+        ('{"base_url": "http://x", "concurrency": "many"}', "concurrency can't be 'many'"),
+        ('{"base_url": "http://x", "timeout_s": 0}', "timeout_s must be above 0"),
+        ('{"base_url": "http://x", "retries": -1}', "retries can't be -1"),
+    ],
+)
 def test_a_wrong_endpoint_is_refused(text, message):
     with pytest.raises(stage.StageError) as raised:
         llm_client.parse_endpoint(text, "openai")
@@ -379,37 +446,57 @@ def test_the_example_of_the_prompt_keeps_the_rules_of_the_prompt():
 TANH = "return torch.tanh(self.linear(x))"
 
 
-@pytest.mark.parametrize("code, problem", [
-    (GOOD, None),
-    (changed(TANH, "x = self.linear(x)\n        return x.tanh().view(-1, 8)"), None),
-    (changed(TANH, "rows = x.shape[0] * 1\n        return torch.tanh(self.linear(x)).view(rows, len(x[0]) // 4)"), None),
-    (changed(TANH, "return torch.tanh(self.linear(x) + 0.5)"), "forward uses add, which"),
-    (changed(TANH, "return torch.tanh(x) - self.linear(x)"), "forward uses sub, which"),
-    ("class Model(", "does not parse"),
-    ("x = 1\n", "defines no class Model"),
-    (changed("import torch\n", "import torch\nimport os\n"), "line 2: os is imported"),
-    (changed("import torch.nn as nn", "from torch.nn import nn"), "line 2: torch.nn has no nn; write `import torch.nn as"),
-    (changed("import torch\n", "import torch\nfrom numpy import array\n"), "numpy is imported"),
-    (changed("batch_size = 16", "batch_size = 16\nprint(batch_size)"), "only imports, constants"),
-    (changed(TANH, "return torch.tanh(self.linear(x)) if open('x') else x"), "open can't be used"),
-    (changed(TANH, "return torch.tanh(self.linear(x).__class__)"), ".__class__ can't be used"),
-    (changed(TANH, "return torch.load('x')"), "torch.load can't be used"),
-    (changed(TANH, "return torch.utils.cpp_extension.load(x)"), "can't be used"),
-    (changed(TANH, "return self.linear(x)"), "it does not use torch.tanh"),
-    (changed(TANH, "return torch.relu(torch.tanh(self.linear(x)))"), "forward uses torch.relu, which is not among"),
-    (changed(TANH, "return torch.tanh(self.linear(x)).exp()"), "forward uses .exp(), which"),
-    (changed(TANH, "x = torch.tanh(self.linear(x))\n        return x.exp()"), "forward uses .exp(), which"),
-    (changed(TANH, "x = torch.tanh(self.linear(x))\n        return x * 2"), "forward uses mul, which"),
-    (changed("self.linear = nn", "self.drop = nn.Dropout(0.5)\n        self.linear = nn"), "__init__ uses torch.nn.Dropout"),
-    (changed("batch_size = 16", "rows = 16", changed("(batch_size,", "(rows,")), "no constant `batch_size`"),
-    (changed("(batch_size,", "(16,"), "does not use batch_size"),
-    (changed("def get_init_inputs", "def initial_inputs"), "get_init_inputs is missing"),
-    (changed("Model(nn.Module)", "Model"), "no nn.Module"),
-    (changed("forward(self, x)", "forward(self, x, y)"), "forward never reads its argument y"),
-    (changed("super().__init__()", "super().__init__()\n        self.extra = nn.Linear(2, 2)"), "never uses self.extra"),
-    (changed("nn.Linear(in_features, out_features)", "nn.Linear(in_features, batch_size)"), "reads the constant batch_size"),
-    (GOOD + "#" * 20_001, "more than 20000 characters"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "code, problem",
+    [
+        (GOOD, None),
+        (changed(TANH, "x = self.linear(x)\n        return x.tanh().view(-1, 8)"), None),
+        (
+            changed(
+                TANH, "rows = x.shape[0] * 1\n        return torch.tanh(self.linear(x)).view(rows, len(x[0]) // 4)"
+            ),
+            None,
+        ),
+        (changed(TANH, "return torch.tanh(self.linear(x) + 0.5)"), "forward uses add, which"),
+        (changed(TANH, "return torch.tanh(x) - self.linear(x)"), "forward uses sub, which"),
+        ("class Model(", "does not parse"),
+        ("x = 1\n", "defines no class Model"),
+        (changed("import torch\n", "import torch\nimport os\n"), "line 2: os is imported"),
+        (
+            changed("import torch.nn as nn", "from torch.nn import nn"),
+            "line 2: torch.nn has no nn; write `import torch.nn as",
+        ),
+        (changed("import torch\n", "import torch\nfrom numpy import array\n"), "numpy is imported"),
+        (changed("batch_size = 16", "batch_size = 16\nprint(batch_size)"), "only imports, constants"),
+        (changed(TANH, "return torch.tanh(self.linear(x)) if open('x') else x"), "open can't be used"),
+        (changed(TANH, "return torch.tanh(self.linear(x).__class__)"), ".__class__ can't be used"),
+        (changed(TANH, "return torch.load('x')"), "torch.load can't be used"),
+        (changed(TANH, "return torch.utils.cpp_extension.load(x)"), "can't be used"),
+        (changed(TANH, "return self.linear(x)"), "it does not use torch.tanh"),
+        (changed(TANH, "return torch.relu(torch.tanh(self.linear(x)))"), "forward uses torch.relu, which is not among"),
+        (changed(TANH, "return torch.tanh(self.linear(x)).exp()"), "forward uses .exp(), which"),
+        (changed(TANH, "x = torch.tanh(self.linear(x))\n        return x.exp()"), "forward uses .exp(), which"),
+        (changed(TANH, "x = torch.tanh(self.linear(x))\n        return x * 2"), "forward uses mul, which"),
+        (
+            changed("self.linear = nn", "self.drop = nn.Dropout(0.5)\n        self.linear = nn"),
+            "__init__ uses torch.nn.Dropout",
+        ),
+        (changed("batch_size = 16", "rows = 16", changed("(batch_size,", "(rows,")), "no constant `batch_size`"),
+        (changed("(batch_size,", "(16,"), "does not use batch_size"),
+        (changed("def get_init_inputs", "def initial_inputs"), "get_init_inputs is missing"),
+        (changed("Model(nn.Module)", "Model"), "no nn.Module"),
+        (changed("forward(self, x)", "forward(self, x, y)"), "forward never reads its argument y"),
+        (
+            changed("super().__init__()", "super().__init__()\n        self.extra = nn.Linear(2, 2)"),
+            "never uses self.extra",
+        ),
+        (
+            changed("nn.Linear(in_features, out_features)", "nn.Linear(in_features, batch_size)"),
+            "reads the constant batch_size",
+        ),
+        (GOOD + "#" * 20_001, "more than 20000 characters"),
+    ],
+)
 def test_rules_on_the_text_of_a_file(code, problem):
     found = "; ".join(answer_rules.problems(code, OPERATORS))
     if problem is None:
@@ -426,7 +513,9 @@ def pool(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(FOLDERS))
         patch.setenv("LLM_API_KEY", KEY)
-        pool = CheckPool(1, tmp_path_factory.mktemp("checks"), lambda *_, **__: None, time_limit_s=10, memory_bytes=1 << 30)
+        pool = CheckPool(
+            1, tmp_path_factory.mktemp("checks"), lambda *_, **__: None, time_limit_s=10, memory_bytes=1 << 30
+        )
     yield pool
     pool.stop()
 
@@ -440,31 +529,58 @@ def test_a_valid_file_passes_with_what_its_call_does(pool):
     assert pool.check(GOOD, 3) == facts
 
 
-@pytest.mark.parametrize("code, problem", [
-    (changed("in_features = 32", "in_features = missing"), "the file fails (line 17: in_features = missing): NameError"),
-    (changed("return [in_features, out_features]", "return [in_features]"), "Model(*get_init_inputs()) fails: TypeError"),
-    (changed("in_features)]", "in_features + 1)]"), "forward fails (line 13: return torch.tanh(self.linear(x))): RuntimeError"),
-    (changed("[torch.randn(batch_size, in_features)]", "[]"), "must return a list of tensors"),
-    (changed("[torch.randn(batch_size, in_features)]", "[batch_size]"), "must return tensors only"),
-    (changed("(batch_size, in_features)", "(in_features, batch_size, in_features)"), "its first dimension must be batch_size"),
-    (changed(TANH, "return torch.tanh(self.linear(x)).sum()"), "the output has the shape ()"),
-    (changed(TANH, "return [torch.tanh(self.linear(x))]"), "must return one tensor, not list"),
-    (changed(TANH, "return torch.tanh(self.linear(x)).double()"), "must return float32, not float64"),
-    (changed(TANH, "return torch.log(torch.tanh(self.linear(x)))"), "not finite"),
-    (changed(TANH, "return torch.tanh(self.linear(x)) * 0 + 3"), "constant: every element is about 3"),
-    (changed(TANH, "return torch.tanh(self.linear(x)) + torch.rand_like(x[:, :8])"), "forward is random"),
-    (changed(TANH, "return torch.tanh(self.linear(x)) + (1.0 if self.training else 0.0)"), "train mode"),
-    (changed(TANH, "x.mul_(2)\n        return torch.tanh(self.linear(x))"), "writes into its inputs"),
-    (changed(TANH, "return torch.tanh(self.linear(x) * 1e-4 + torch.arange(8))"), "hardly depends on the inputs"),
-    (changed("in_features)]", "in_features), torch.randn(batch_size, 8)]",
-             changed("forward(self, x)", "forward(self, x, y)", changed(TANH, "return torch.tanh(self.linear(x) + y * 1e-9)"))),
-     "hardly depends on input 1"),
-    (changed(TANH, "return torch.tanh(self.linear(x)).repeat_interleave(10**9, 1)"), "memory"),
-    (changed(TANH, "while True:\n            pass"), "takes longer than 10 s"),
-    (changed(TANH, "return torch.tanh(self.linear(x)) if __import__('os')._exit(0) else x"), "its process ended with code 0"),
-    (changed(TANH, "__import__('ctypes').string_at(0)"), "its process ended with code 11"),
-    (changed(TANH, "raise ValueError(dict(__import__('os').environ))"), "forward fails"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "code, problem",
+    [
+        (
+            changed("in_features = 32", "in_features = missing"),
+            "the file fails (line 17: in_features = missing): NameError",
+        ),
+        (
+            changed("return [in_features, out_features]", "return [in_features]"),
+            "Model(*get_init_inputs()) fails: TypeError",
+        ),
+        (
+            changed("in_features)]", "in_features + 1)]"),
+            "forward fails (line 13: return torch.tanh(self.linear(x))): RuntimeError",
+        ),
+        (changed("[torch.randn(batch_size, in_features)]", "[]"), "must return a list of tensors"),
+        (changed("[torch.randn(batch_size, in_features)]", "[batch_size]"), "must return tensors only"),
+        (
+            changed("(batch_size, in_features)", "(in_features, batch_size, in_features)"),
+            "its first dimension must be batch_size",
+        ),
+        (changed(TANH, "return torch.tanh(self.linear(x)).sum()"), "the output has the shape ()"),
+        (changed(TANH, "return [torch.tanh(self.linear(x))]"), "must return one tensor, not list"),
+        (changed(TANH, "return torch.tanh(self.linear(x)).double()"), "must return float32, not float64"),
+        (changed(TANH, "return torch.log(torch.tanh(self.linear(x)))"), "not finite"),
+        (changed(TANH, "return torch.tanh(self.linear(x)) * 0 + 3"), "constant: every element is about 3"),
+        (changed(TANH, "return torch.tanh(self.linear(x)) + torch.rand_like(x[:, :8])"), "forward is random"),
+        (changed(TANH, "return torch.tanh(self.linear(x)) + (1.0 if self.training else 0.0)"), "train mode"),
+        (changed(TANH, "x.mul_(2)\n        return torch.tanh(self.linear(x))"), "writes into its inputs"),
+        (changed(TANH, "return torch.tanh(self.linear(x) * 1e-4 + torch.arange(8))"), "hardly depends on the inputs"),
+        (
+            changed(
+                "in_features)]",
+                "in_features), torch.randn(batch_size, 8)]",
+                changed(
+                    "forward(self, x)",
+                    "forward(self, x, y)",
+                    changed(TANH, "return torch.tanh(self.linear(x) + y * 1e-9)"),
+                ),
+            ),
+            "hardly depends on input 1",
+        ),
+        (changed(TANH, "return torch.tanh(self.linear(x)).repeat_interleave(10**9, 1)"), "memory"),
+        (changed(TANH, "while True:\n            pass"), "takes longer than 10 s"),
+        (
+            changed(TANH, "return torch.tanh(self.linear(x)) if __import__('os')._exit(0) else x"),
+            "its process ended with code 0",
+        ),
+        (changed(TANH, "__import__('ctypes').string_at(0)"), "its process ended with code 11"),
+        (changed(TANH, "raise ValueError(dict(__import__('os').environ))"), "forward fails"),
+    ],
+)
 def test_what_a_running_file_shows(pool, code, problem):
     found = pool.check(code, 3)["problem"]
     assert problem in found and KEY not in found
@@ -490,8 +606,13 @@ def test_missing_walls_are_told_once(tmp_path, monkeypatch):
 def walls():
     """Which walls this machine allows, as a child that tries them says."""
     probe = "import isolation; print('namespaces' if isolation.enter_namespaces() else 'limits')"
-    return subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(FOLDERS)}).stdout  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-c", probe],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(FOLDERS)},
+    ).stdout
 
 
 # ---- the prompts
@@ -505,10 +626,13 @@ def test_a_pipeline_can_replace_a_prompt(tmp_path):
     assert "these 2 operators" in fill(prompts, "task.md", **values)
 
 
-@pytest.mark.parametrize("name, text, message", [
-    ("task.md", "write something", "the prompt task.md has no {operators}"),
-    ("tasks.md", "{operators}", "there is no prompt called tasks.md"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("task.md", "write something", "the prompt task.md has no {operators}"),
+        ("tasks.md", "{operators}", "there is no prompt called tasks.md"),
+    ],
+)
 def test_a_prompt_that_can_not_work_is_refused(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(stage.StageError, match=message.replace("{", r"\{")):
@@ -520,8 +644,11 @@ def test_a_prompt_that_can_not_work_is_refused(tmp_path, name, text, message):
 
 def request_row(number, ops=OPERATORS):
     text = "\n".join(f"- `{name}`" for name in ops)
-    return {"row": f"{number:064x}", "seed": 1000 * number,
-            "columns": {"task_id": f"llm-0-{number}", "ops": json.dumps(ops), "operators": text}}
+    return {
+        "row": f"{number:064x}",
+        "seed": 1000 * number,
+        "columns": {"task_id": f"llm-0-{number}", "ops": json.dumps(ops), "operators": text},
+    }
 
 
 class Ended:
@@ -541,27 +668,47 @@ def run_program(folder, endpoint, rows, *, params=None, inputs=None, close_input
     """Run the program as the engine does: rows over standard input, events over a pipe."""
     folder.mkdir(parents=True)
     request = {
-        "protocol": 1, "stage": "generated", "kind": "ops/generate", "params": {**PARAMS, **(params or {})}, "seed": 0,
-        "inputs": inputs or {}, "outputs": {}, "resources": {"cpu": 1, "memory_bytes": 0, "gpus": []}, "device": None,
-        "by_row": {"port": "requests", "columns": [], "window": 256, "total": len(rows)}, "deadline_unix_s": None,
+        "protocol": 1,
+        "stage": "generated",
+        "kind": "ops/generate",
+        "params": {**PARAMS, **(params or {})},
+        "seed": 0,
+        "inputs": inputs or {},
+        "outputs": {},
+        "resources": {"cpu": 1, "memory_bytes": 0, "gpus": []},
+        "device": None,
+        "by_row": {"port": "requests", "columns": [], "window": 256, "total": len(rows)},
+        "deadline_unix_s": None,
         "state_dir": str(folder),
-    }  # fmt: skip
+    }
     (folder / "request.json").write_text(json.dumps(request))
     reader, writer = os.pipe()
     environment = {
-        "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(FOLDERS), "PYTHONDONTWRITEBYTECODE": "1",
-        "CUDA_AGENT_REQUEST": str(folder / "request.json"), "CUDA_AGENT_EVENTS_FD": str(writer), "LLM_API_KEY": KEY,
-        "LLM_ENDPOINT": endpoint if isinstance(endpoint, str) else json.dumps(endpoint), "HOME": str(folder),
-    }  # fmt: skip
-    program = subprocess.Popen([sys.executable, str(HERE / "generate.py")], cwd=folder, env=environment,
-                               stdin=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=[writer], text=True)  # fmt: skip
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.pathsep.join(FOLDERS),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "CUDA_AGENT_REQUEST": str(folder / "request.json"),
+        "CUDA_AGENT_EVENTS_FD": str(writer),
+        "LLM_API_KEY": KEY,
+        "LLM_ENDPOINT": endpoint if isinstance(endpoint, str) else json.dumps(endpoint),
+        "HOME": str(folder),
+    }
+    program = subprocess.Popen(
+        [sys.executable, str(HERE / "generate.py")],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=[writer],
+        text=True,
+    )
     os.close(writer)
     program.stdin.write("".join(json.dumps(row) + "\n" for row in rows))
     program.stdin.flush()
     if close_input:
         program.stdin.close()
-    with os.fdopen(reader, encoding="utf-8") as events:
-        events = [json.loads(line) for line in events]
+    with os.fdopen(reader, encoding="utf-8") as lines:
+        events = [json.loads(line) for line in lines]
     log = program.stderr.read()
     code = program.wait(timeout=60)
     program.stderr.close()
@@ -669,15 +816,20 @@ def test_anthropics_format_end_to_end(serve, tmp_path):
     assert ended.code == 0, ended.log
     assert ended.row(0)["outputs"]["tasks"][0]["attempts"] == 2
     assert [message["role"] for message in script.requests[1]["body"]["messages"]] == [
-        *["user", "assistant"] * 2, "user"]
+        *["user", "assistant"] * 2,
+        "user",
+    ]
 
 
-@pytest.mark.parametrize("endpoint, params, message, hint", [
-    ("replay-only", {}, "no recorded answer", "the parameters and the prompts of the recording"),
-    ("nowhere", {}, "no http or https URL", "http://127.0.0.1:8080/v1"),
-    ("http://127.0.0.1:9/v1", {"model": " "}, "the parameter model is empty", "knows the model by"),
-    ("http://127.0.0.1:9/v1", {"body": {"messages": []}}, "body can't set messages", "prompts"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "endpoint, params, message, hint",
+    [
+        ("replay-only", {}, "no recorded answer", "the parameters and the prompts of the recording"),
+        ("nowhere", {}, "no http or https URL", "http://127.0.0.1:8080/v1"),
+        ("http://127.0.0.1:9/v1", {"model": " "}, "the parameter model is empty", "knows the model by"),
+        ("http://127.0.0.1:9/v1", {"body": {"messages": []}}, "body can't set messages", "prompts"),
+    ],
+)
 def test_what_is_wrong_with_the_settings_is_said_before_the_first_call(tmp_path, endpoint, params, message, hint):
     ended = run_program(tmp_path / "a", endpoint, [request_row(0)], params=params, close_input=False)
     assert ended.code == 1 and ended.error["kind"] == "params"

@@ -77,7 +77,7 @@ def draws(function, args, kwargs):
     """torch tags every operator that *can* draw; one whose arguments switch that off (dropout_p=0, training=False) is
     left out, else every attention would count as random."""
     names = [argument.name for argument in function._schema.arguments]
-    given = {**dict(zip(names, args)), **kwargs}
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
     if "dropout_p" in names:
         return bool(given.get("dropout_p", 0.0))
     for switch in ("train", "training"):

@@ -5,8 +5,8 @@ time where it has the cores. `supervisor` watches workers, `zygote` forks them, 
 `isolation` is the walls, `gpu_gate` decides who may use the GPU, `columns` are the facts.
 """
 
-import importlib.metadata
 import collections
+import importlib.metadata
 import os
 import platform
 import queue
@@ -124,9 +124,7 @@ def setup_for(program, device, limits):
     return {
         "action": "measure",
         "device": device,
-        "params": {
-            name: program.params[name] for name in PARAMS_OF_WORKERS
-        },
+        "params": {name: program.params[name] for name in PARAMS_OF_WORKERS},
         **limits,
         "lives_on": tasks_per_worker(program, device) > 1,
         # A worker that lives for many tasks is watched by the clock on the wall alone.
@@ -258,9 +256,11 @@ class Measuring:
             shares = self.server.gate.shares()
             alone = {name: value for name, value in self.spent.items() if name.startswith("holding alone")}
             choosing = alone.get("holding alone: compile", 0.0) / (sum(alone.values()) or 1.0)
-            message += (f"; GPU: {shares['alone'] * (1 - choosing):.0%} one task's clock, "
-                        f"{shares['alone'] * choosing:.0%} the compiler's choice of kernels, "
-                        f"{shares['shared']:.0%} computing, {shares['idle']:.0%} nobody")
+            message += (
+                f"; GPU: {shares['alone'] * (1 - choosing):.0%} one task's clock, "
+                f"{shares['alone'] * choosing:.0%} the compiler's choice of kernels, "
+                f"{shares['shared']:.0%} computing, {shares['idle']:.0%} nobody"
+            )
         self.program.log(message, level=level)
 
 
@@ -281,9 +281,13 @@ def work(program):
         gate = gpu_gate.Gate(path=gpu_gate.lock_path(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]))
     with tempfile.TemporaryDirectory(prefix="measure-", dir=os.getcwd(), ignore_cleanup_errors=True) as folder:
         server = supervisor.Zygote(
-            folder, compile=params["compile"], environment=worker_environment(), log=program.log,
-            device=device, gate=gate,
-        )  # fmt: skip
+            folder,
+            compile=params["compile"],
+            environment=worker_environment(),
+            log=program.log,
+            device=device,
+            gate=gate,
+        )
         try:
             found = start(server, compile=params["compile"])
             check_device(program, server, device)

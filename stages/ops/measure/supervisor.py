@@ -240,9 +240,13 @@ class Worker:
         self.used = 0
         number = slot if isinstance(slot, int) else 0
         setup = {
-            **setup, "walls": server.walls, "scratch": self.scratch, "user": server.user + number,
-            "processes": MAX_THREADS + threads_of_user(), "cpu_seconds": setup.get("cpu_seconds", 1 << 30),
-        }  # fmt: skip
+            **setup,
+            "walls": server.walls,
+            "scratch": self.scratch,
+            "user": server.user + number,
+            "processes": MAX_THREADS + threads_of_user(),
+            "cpu_seconds": setup.get("cpu_seconds", 1 << 30),
+        }
         ours, theirs = self._pipes()
         try:
             server.open_worker(setup, theirs)
@@ -334,7 +338,7 @@ class Worker:
             if time.monotonic() >= looks_at:
                 self.outcome.killed = self.outcome.killed or self._overstepped()
                 looks_at = time.monotonic() + poll
-            if self.outcome.killed or self.outcome.garbled and not last:
+            if self.outcome.killed or (self.outcome.garbled and not last):
                 killed_at = killed_at or time.monotonic()
                 self._kill()
                 if time.monotonic() - killed_at > END_SECONDS:
@@ -376,10 +380,8 @@ class Worker:
     def _kill(self):
         if self.handle is None:
             return
-        try:
+        with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.handle, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
     def _overstepped(self):
         """Which limit the worker is over, if any."""
@@ -423,10 +425,8 @@ class Worker:
         """One line of results. The first comes from the keeper, before any task starts."""
         if self.first is None:
             self.first = json.loads(line)["first"]
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 self.handle = os.pidfd_open(self.first)
-            except ProcessLookupError:
-                pass
             self.started = time.monotonic()
             return
         if self.setup["action"] != "measure":

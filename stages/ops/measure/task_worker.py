@@ -4,12 +4,13 @@ A task's code shares this process, so nothing here is a defence. It sends facts 
 pipe, so that a task which crashes in its compiled half still has the facts of its eager half.
 
 On a GPU several workers run side by side. Whatever computes there is inside `gate.shared()`, in steps of a few
-milliseconds with `gate.pause()` between them, and times are taken inside `gate.alone()`; compiling needs neither. A task
-is alone once: from the compiled model's first run, in which the compiler chooses among kernels by their times, to the
-last timed forward. Only a task's inputs and weights are kept in the GPU's memory while it is compiled.
+milliseconds with `gate.pause()` between them, and times are taken inside `gate.alone()`; compiling needs neither. A
+task is alone once: from the compiled model's first run, in which the compiler chooses among kernels by their times, to
+the last timed forward. Only a task's inputs and weights are kept in the GPU's memory while it is compiled.
 """
 
 import contextlib
+import functools
 import gc
 import importlib.util
 import json
@@ -23,9 +24,10 @@ import threading
 import time
 import types
 
+import torch
+
 import cuda_agent_stage as stage
 import tensors
-import torch
 from cuda_clock import CudaClock, Launches
 from graph_trace import Trace
 
@@ -74,7 +76,13 @@ def kind_of(error):
     text = str(error)
     # The last is how torch's allocator fails on a GPU where it can't ask how much memory there is: NVIDIA's library for
     # that does not work in forks.
-    exhausted = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "out of memory", "nvmlInit_v2_")
+    exhausted = (
+        "can't allocate memory",
+        "not enough memory",
+        "Cannot allocate memory",
+        "out of memory",
+        "nvmlInit_v2_",
+    )
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in text for words in exhausted):
         return "memory"
     return "exit" if isinstance(error, SystemExit) else "slow" if isinstance(error, TooSlow) else "exception"
@@ -208,7 +216,8 @@ class Gate:
 
 
 def seed_everything(seed):
-    # Not torch.manual_seed: for devices that are not in use it keeps a growing list of calls, each with a formatted stack.
+    # Not torch.manual_seed: for devices that are not in use it keeps a growing list of calls, each with a formatted
+    # stack.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
@@ -290,10 +299,8 @@ def draw_inputs(task):
         first = task.draw(0)
         repeatable = tensors.equal(first, task.draw(0))
         second = task.draw(1)
-        fixed = [tensors.equal(*pair) for pair in zip(first, second) if isinstance(pair[0], torch.Tensor)]
-    task.report.facts(
-        inputs=json.dumps(tensors.describe(first)), inputs_fixed=fixed, inputs_repeatable=repeatable
-    )
+        fixed = [tensors.equal(*pair) for pair in zip(first, second, strict=False) if isinstance(pair[0], torch.Tensor)]
+    task.report.facts(inputs=json.dumps(tensors.describe(first)), inputs_fixed=fixed, inputs_repeatable=repeatable)
     return first
 
 
@@ -359,8 +366,11 @@ def check_randomness(task, first, outputs, deviations):
         if reseeded.absolute != 0:
             repeat = tensors.Difference(outputs, task.forward(first), deviations)
     task.report.facts(
-        repeat_abs=repeat.absolute, reseed_abs=reseeded.absolute, random_ops=sorted(trace.random),
-        graph=trace.digest(), graph_operators=trace.operators,
+        repeat_abs=repeat.absolute,
+        reseed_abs=reseeded.absolute,
+        random_ops=sorted(trace.random),
+        graph=trace.digest(),
+        graph_operators=trace.operators,
     )
 
 
@@ -385,7 +395,7 @@ def check_sensitivity(task, first, outputs, deviations):
             elif len(first) == 1:
                 difference = fresh
             else:
-                mixed = first[:index] + [second[index]] + first[index + 1 :]
+                mixed = [*first[:index], second[index], *first[index + 1 :]]
                 difference = tensors.Difference(outputs, task.forward(mixed), deviations)
                 shapes_vary = shapes_vary or difference.shapes_differ
             absolute.append(difference and difference.absolute)
@@ -402,9 +412,7 @@ def check_other_weights(task, model):
         summary = tensors.Summary(task.forward(task.draw(2), model=model.to(task.device).eval()))
     task.deviations_seen.append(summary.deviation)
     low, high = min(task.deviations_seen), max(task.deviations_seen)
-    task.report.facts(
-        finite=task.finite and summary.finite, seed_std_ratio=high / low if low > 0 else None
-    )
+    task.report.facts(finite=task.finite and summary.finite, seed_std_ratio=high / low if low > 0 else None)
 
 
 def check_train_mode(task, first, outputs, deviations):
@@ -446,8 +454,8 @@ def compile_model(task, first):
 
 
 def compiler(task):
-    """Options of torch.compile: none on a CPU. On a GPU its own compiler, and whatever it made runs alone: its first run
-    chooses among kernels by their times, and the timed ones follow."""
+    """Options of torch.compile: none on a CPU. On a GPU its own compiler, and whatever it made runs alone: its first
+    run chooses among kernels by their times, and the timed ones follow."""
     if task.device.type == "cpu":
         return {}
     from torch._inductor.compile_fx import compile_fx
@@ -522,7 +530,8 @@ def launch_seconds(task, model, inputs):
 
 
 def time_calls(task, clock, model, inputs, name):
-    """The median and its company. Trials stop early, though not before three, where they agree or would take too long."""
+    """The median and its company. Trials stop early, though not before three, where they agree or would take too
+    long."""
     with Step(task.report, f"{name}_timing"):
         launches, times, all_hidden = Launches(launch_seconds(task, model, inputs)), [], None
         # A GPU is warm from what was run before, `launch_seconds` included.
@@ -532,7 +541,7 @@ def time_calls(task, clock, model, inputs, name):
             for trial in range(warmup + task.params["trials"]):
                 arguments = task.arguments(inputs)
                 synchronise(task.device)
-                milliseconds, hidden = clock.milliseconds(lambda: model(*arguments), launches)
+                milliseconds, hidden = clock.milliseconds(functools.partial(model, *arguments), launches)
                 if trial < warmup:
                     continue
                 times.append(milliseconds)
@@ -543,13 +552,15 @@ def time_calls(task, clock, model, inputs, name):
         finally:
             gc.enable()
         quarters = quartiles(times)
-    task.report.facts(**{
-        f"{name}_ms": quarters[1],
-        f"{name}_min_ms": min(times),
-        f"{name}_iqr_ms": quarters[2] - quarters[0],
-        f"{name}_trials": len(times),
-        f"{name}_hidden": all_hidden,
-    })
+    task.report.facts(
+        **{
+            f"{name}_ms": quarters[1],
+            f"{name}_min_ms": min(times),
+            f"{name}_iqr_ms": quarters[2] - quarters[0],
+            f"{name}_trials": len(times),
+            f"{name}_hidden": all_hidden,
+        }
+    )
 
 
 def quartiles(times):
@@ -667,9 +678,11 @@ class Traces:
     """What a task may leave behind in the process: functions replaced, threads, settings. A worker that finds any is
     not used again."""
 
-    MODULES = ("torch", "torch.nn", "torch.nn.functional", "torch.cuda", "torch.compiler", "torch._dynamo", "builtins",
-               "time", "os", "json", "random", "statistics", "importlib.util", "gc", "tensors", "cuda_clock", "graph_trace",
-               __name__)  # fmt: skip
+    MODULES = (
+        *"torch torch.nn torch.nn.functional torch.cuda torch.compiler torch._dynamo builtins time os json".split(),
+        *"random statistics importlib.util gc tensors cuda_clock graph_trace".split(),
+        __name__,
+    )
 
     def __init__(self):
         self._before = {name: dict(vars(sys.modules[name])) for name in self.MODULES if name in sys.modules}
@@ -684,11 +697,20 @@ class Traces:
     def settings():
         backends = torch.backends
         return (
-            torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_device(),
-            torch.are_deterministic_algorithms_enabled(), backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32,
-            backends.cudnn.benchmark, backends.cudnn.deterministic, backends.cudnn.enabled,
-            torch.get_float32_matmul_precision(), os.getcwd(), gc.isenabled(),
-        )  # fmt: skip
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+            torch.get_num_threads(),
+            torch.get_default_device(),
+            torch.are_deterministic_algorithms_enabled(),
+            backends.cuda.matmul.allow_tf32,
+            backends.cudnn.allow_tf32,
+            backends.cudnn.benchmark,
+            backends.cudnn.deterministic,
+            backends.cudnn.enabled,
+            torch.get_float32_matmul_precision(),
+            os.getcwd(),
+            gc.isenabled(),
+        )
 
     def found(self):
         """What differs from the beginning, or None."""
@@ -747,10 +769,8 @@ def serve(setup, results, commands_descriptor):
         warm_up(setup, gate)
         traces = Traces()
     while True:
-        try:
+        with contextlib.suppress(TaskFailed):
             measure(setup, job, report, gate, clock)
-        except TaskFailed:
-            pass
         left_behind = None
         if traces is not None:
             # Nothing is remembered of a task that failed: the supervisor ends this process.

@@ -79,9 +79,11 @@ class Summary:
 
     def _add(self, tensor):
         # One transfer for each tensor: on a GPU every single number would wait for all that is queued.
-        rows = [_describe_plain(part) for part in _parts(tensor)] if _plain(tensor) else [
-            _describe(part) for part in _slices(tensor)
-        ]
+        rows = (
+            [_describe_plain(part) for part in _parts(tensor)]
+            if _plain(tensor)
+            else [_describe(part) for part in _slices(tensor)]
+        )
         rows = torch.stack(rows).tolist() if rows else []
         count, total, squares = tensor.numel(), sum(row[1] for row in rows), sum(row[2] for row in rows)
         if tensor.is_complex():
@@ -162,7 +164,7 @@ def equal(left, right):
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         return left.shape == right.shape and left.dtype == right.dtype and torch.equal(left, right)
     if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
-        return len(left) == len(right) and all(equal(*pair) for pair in zip(left, right))
+        return len(left) == len(right) and all(equal(*pair) for pair in zip(left, right, strict=True))
     try:
         return bool(left == right)
     except Exception:
@@ -189,7 +191,7 @@ class Difference:
             self.absolute = self.relative = self.tolerance = math.inf
             self.changed = self.count = 1
             return
-        for first, second, deviation in zip(left, right, deviations):
+        for first, second, deviation in zip(left, right, deviations, strict=False):
             self._add(first, second, deviation)
 
     def _add(self, first, second, deviation):
@@ -198,10 +200,12 @@ class Difference:
             return
         rows = []
         if _plain(first, second):
-            rows = torch.stack([_compare_plain(a, b) for a, b in zip(_parts(first), _parts(second))]).tolist()
+            rows = torch.stack(
+                [_compare_plain(a, b) for a, b in zip(_parts(first), _parts(second), strict=True)]
+            ).tolist()
         # What is not finite makes the quick comparison not finite.
         if not rows or not all(math.isfinite(row[0]) and math.isfinite(row[1]) for row in rows):
-            rows = torch.stack([_compare(a, b) for a, b in zip(_slices(first), _slices(second))]).tolist()
+            rows = torch.stack([_compare(a, b) for a, b in zip(_slices(first), _slices(second), strict=True)]).tolist()
         largest = max((row[0] for row in rows), default=0.0)
         self.tolerance = max([self.tolerance, *(row[1] for row in rows)])
         self.changed += int(sum(row[2] for row in rows))

@@ -22,9 +22,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 FOLDERS = [str(HERE), *(str(HERE.parent.parent / name) for name in ("ops/python", "protocol/python", "torch_runtime"))]
 sys.path[:0] = FOLDERS
 
-import columns  # noqa: E402
-import cuda_agent_stage as stage  # noqa: E402
-import supervisor  # noqa: E402
+import columns
+import cuda_agent_stage as stage
+import supervisor
 
 
 def load_program():
@@ -38,10 +38,21 @@ def load_program():
 measure = load_program()
 
 PARAMS = {
-    "device": "auto", "compile": True, "threads": 1, "trials": 5, "warmup": 1, "timing_s": 2.0, "time_limit_s": 20,
-    "memory_limit": "1GiB", "disk_limit": "64MiB", "gpu_memory_limit": "8GiB", "settled": 0.0, "slow_ms": 0, "workers": 0,
+    "device": "auto",
+    "compile": True,
+    "threads": 1,
+    "trials": 5,
+    "warmup": 1,
+    "timing_s": 2.0,
+    "time_limit_s": 20,
+    "memory_limit": "1GiB",
+    "disk_limit": "64MiB",
+    "gpu_memory_limit": "8GiB",
+    "settled": 0.0,
+    "slow_ms": 0,
+    "workers": 0,
     "tasks_per_worker": 0,
-}  # fmt: skip
+}
 
 
 def task(body="return torch.relu(x)", *, arguments="x", init="pass", inputs="[torch.randn(64, 32)]", top=""):
@@ -92,23 +103,30 @@ FAILING = {
 HOSTILE = {
     "loops": (task("while True: pass"), "timeout"),
     "ignores_signals": (
-        task("import signal\nfor n in range(1, 32):\n    try: signal.signal(n, signal.SIG_IGN)\n"
-             "    except OSError: pass\nwhile True: pass"),
+        task(
+            "import signal\nfor n in range(1, 32):\n    try: signal.signal(n, signal.SIG_IGN)\n"
+            "    except OSError: pass\nwhile True: pass"
+        ),
         "timeout",
     ),
     "memory_bomb": (task("kept = []\nwhile True: kept.append(bytearray(1 << 24))"), "memory"),
     "one_allocation": (task("return torch.ones(1 << 33) + x.sum()"), "memory"),
     "memory_in_children": (
-        task("import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        kept = bytearray(300 << 20)\n"
-             "        time.sleep(100)\ntime.sleep(100)"),
+        task(
+            "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        kept = bytearray(300 << 20)\n"
+            "        time.sleep(100)\ntime.sleep(100)"
+        ),
         "memory",
     ),
     "fork_bomb": (
-        task("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"), "processes",
+        task("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"),
+        "processes",
     ),
     "raises_limits": (
-        task("import resource\nfor kind in (resource.RLIMIT_DATA, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):\n"
-             "    resource.setrlimit(kind, (resource.RLIM_INFINITY,) * 2)"),
+        task(
+            "import resource\nfor kind in (resource.RLIMIT_DATA, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):\n"
+            "    resource.setrlimit(kind, (resource.RLIM_INFINITY,) * 2)"
+        ),
         "exception",
     ),
     "exits_at_once": (task("import os\nos._exit(0)"), "exit"),
@@ -119,21 +137,23 @@ HOSTILE = {
         "exception",
     ),
     "many_files": (
-        task("for n in range(1000):\n    open(f'part{n}', 'wb').write(bytes(1 << 20))\nreturn x"), "exception",
+        task("for n in range(1000):\n    open(f'part{n}', 'wb').write(bytes(1 << 20))\nreturn x"),
+        "exception",
     ),
     "crashes": (task("import ctypes\nctypes.string_at(0)"), "crash"),
     "aborts": (task("import os\nos.abort()"), "crash"),
     "kills_itself": (task("import os\nos.kill(os.getpid(), 9)"), "crash"),
     "kills_itself_in_compile": (
-        task("return x.exp()",
-             top="import os\ndef killer(*a, **k): os.kill(os.getpid(), 11)\ntorch.compile = killer\n"),
+        task(
+            "return x.exp()", top="import os\ndef killer(*a, **k): os.kill(os.getpid(), 11)\ntorch.compile = killer\n"
+        ),
         "crash",
     ),
-    "forges": (task("import os\nos.write(3, b'{\"facts\": {\"eager_ms\": 1.0}}\\n')\nreturn x"), "garbled"),
+    "forges": (task('import os\nos.write(3, b\'{"facts": {"eager_ms": 1.0}}\\n\')\nreturn x'), "garbled"),
     "floods_results": (task("import os\nwhile True: os.write(3, b'x' * 65536)"), "garbled"),
     "writes_outside": (task(f"open({str(HERE / 'evil')!r}, 'w').write('x')\nreturn x"), "exception"),
     "reaches_out": (task("import socket\nsocket.create_connection(('127.0.0.1', 9), 2)\nreturn x"), "exception"),
-}  # fmt: skip
+}
 
 # What leaves something behind or makes noise and is otherwise a good task.
 SURVIVING = {
@@ -149,15 +169,22 @@ SURVIVING = {
     ),
 }
 
+
 def request(folder, params, device=None, total=0):
     return {
-        "protocol": 1, "stage": "measured", "kind": "ops/measure", "params": params, "seed": 0, "inputs": {},
+        "protocol": 1,
+        "stage": "measured",
+        "kind": "ops/measure",
+        "params": params,
+        "seed": 0,
+        "inputs": {},
         "outputs": {"rows": {"type": "table", "path": "outputs/rows.parquet"}},
         "by_row": {"port": "tasks", "columns": ["code"], "window": 1, "total": total},
         "resources": {"cpu": 1, "memory_bytes": 0, "gpus": []},
         "device": device or {"type": "cpu", "model": measure.cpu_model() or "unknown"},
-        "deadline_unix_s": None, "state_dir": str(folder),
-    }  # fmt: skip
+        "deadline_unix_s": None,
+        "state_dir": str(folder),
+    }
 
 
 class Driver:
@@ -175,9 +202,13 @@ class Driver:
             "CUDA_AGENT_EVENTS_FD": str(writer),
         }
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "measure.py")], cwd=folder, env=environment, pass_fds=[writer],
-            stdin=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [sys.executable, str(HERE / "measure.py")],
+            cwd=folder,
+            env=environment,
+            pass_fds=[writer],
+            stdin=subprocess.PIPE,
+            text=True,
+        )
         os.close(writer)
         self.events = os.fdopen(reader)
 
@@ -387,9 +418,10 @@ def test_a_dead_zygote_fails_the_row_and_is_replaced(tmp_path):
     before = processes_of_workers()
     assert driver.measure(HONEST["linear"])["outputs"]["rows"][0]["executes_compiled"] is None
     (zygote_process,) = [
-        process for process in processes_of_workers()
+        process
+        for process in processes_of_workers()
         if f"\nPPid:\t{driver.process.pid}\n" in pathlib.Path("/proc", str(process), "status").read_text()
-    ]  # fmt: skip
+    ]
     os.kill(zygote_process, 9)
     answer = driver.measure(HONEST["linear"])
     if answer["status"] != "done":
@@ -476,8 +508,9 @@ class Recorder:
 
 
 def test_a_compiled_model_is_alone_from_its_first_run_to_its_last(monkeypatch):
-    import task_worker
     import torch
+
+    import task_worker
 
     # Its model runs on the CPU, but everything goes the way that it goes on a GPU.
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
@@ -527,15 +560,23 @@ def test_a_missing_compiler_is_said_before_the_first_row(tmp_path):
 def test_without_namespaces_strays_are_ended_and_limits_hold(tmp_path):
     supervisor.isolation.adopt_orphans()
     server = supervisor.Zygote(
-        str(tmp_path), compile=False, environment={**os.environ, "PYTHONPATH": os.pathsep.join(FOLDERS)},
+        str(tmp_path),
+        compile=False,
+        environment={**os.environ, "PYTHONPATH": os.pathsep.join(FOLDERS)},
         log=lambda *_, **__: None,
-    )  # fmt: skip
+    )
     server.start()
     try:
         server.walls = False
         params = {**PARAMS, "compile": False}
-        setup = {"action": "measure", "device": "cpu", "memory_limit": 1 << 30, "disk_limit": 1 << 26, "params": params,
-                 "lives_on": False}  # fmt: skip
+        setup = {
+            "action": "measure",
+            "device": "cpu",
+            "memory_limit": 1 << 30,
+            "disk_limit": 1 << 26,
+            "params": params,
+            "lives_on": False,
+        }
         job = {"seed": 1, "time_limit_s": 30.0, "memory_limit": 1 << 30, "params": params}
         slot = supervisor.Slot(server, 0, supervisor.Company(), 1)
 

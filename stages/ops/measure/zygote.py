@@ -16,6 +16,7 @@ It is driven over a socket (fork_server.py): the first message asks for warmth, 
 with four descriptors: where jobs come from, where results and noise go, and where its end is told.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -48,8 +49,9 @@ def warm_up(request):
     torch.set_num_threads(1)
     answer = {"torch": torch.__version__, "cuda_built": torch.version.cuda is not None}
     # Imported here so that workers find them loaded: the first dispatch mode of a process needs the compiler's front.
+    import torch._dynamo
+
     import task_worker  # noqa: F401
-    import torch._dynamo  # noqa: F401
 
     if request["compile"]:
         started = time.perf_counter()
@@ -71,7 +73,7 @@ def warm_up_compiler(torch):
     # torch.fx draws a progress bar, whose monitor would be a second thread.
     tqdm.tqdm.monitor_interval = 0
     import torch._dynamo
-    import torch._inductor.compile_fx  # noqa: F401
+    import torch._inductor.compile_fx
 
     class Sample(torch.nn.Module):
         def __init__(self):
@@ -278,10 +280,8 @@ def run_guarded(body, code_on_error):
     try:
         code = body()
     except BaseException as error:
-        try:
+        with contextlib.suppress(BaseException):
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        except BaseException:
-            pass
     finally:
         os._exit(code)
 
@@ -312,9 +312,13 @@ def main():
         return
     control.send(json.dumps({"ready": answer}).encode())
     fork_server.ForkServer(
-        control, start_worker, message_bytes=MESSAGE_BYTES, most_descriptors=4,
-        started=lambda descriptors: descriptors[3:], ended=tell_end,
-    ).serve()  # fmt: skip
+        control,
+        start_worker,
+        message_bytes=MESSAGE_BYTES,
+        most_descriptors=4,
+        started=lambda descriptors: descriptors[3:],
+        ended=tell_end,
+    ).serve()
 
 
 if __name__ == "__main__":

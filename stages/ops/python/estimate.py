@@ -99,7 +99,9 @@ def rates_of(params, rows=None):
 def measured_device(kind, figures):
     """A device from the figures that `ops/rates` writes."""
     return replace(
-        DEVICES[kind], gflops=figures["gflops"], gbytes_per_s=figures["gbytes_per_s"],
+        DEVICES[kind],
+        gflops=figures["gflops"],
+        gbytes_per_s=figures["gbytes_per_s"],
         operator_us=figures["operator_us"],
         task_bytes=min(figures["memory_bytes"] * TASK_SHARE, MOST_TASK_BYTES[kind]),
     )
@@ -118,9 +120,8 @@ def operator_cost(bound, in_shape, out_shape, weights, batch):
 
 def rebound(bound, shape):
     """The same operator for another shape of the stream, with every choice as it was."""
-    again = bind(bound.usage, shape, lambda _options, symbol: bound.values[symbol],
-                 lambda roles: roles[0])
-    for operand, settled in zip(again.operands, bound.operands):
+    again = bind(bound.usage, shape, lambda _options, symbol: bound.values[symbol], lambda roles: roles[0])
+    for operand, settled in zip(again.operands, bound.operands, strict=True):
         operand.role = settled.role
     return again
 
@@ -199,8 +200,10 @@ def counted_by_batch(code):
 
     def at(batch):
         share = (batch - 2) / 2
-        values = (getattr(low, name) + share * (getattr(high, name) - getattr(low, name))
-                  for name in ("flops", "moved", "alive"))
+        values = (
+            getattr(low, name) + share * (getattr(high, name) - getattr(low, name))
+            for name in ("flops", "moved", "alive")
+        )
         flops, moved, alive = values
         return Count(flops, moved, low.operators, alive)
 

@@ -24,8 +24,16 @@ import re
 from dataclasses import dataclass, field
 
 SAFE_NAMES = {
-    "len": len, "min": min, "max": max, "range": range, "list": list, "tuple": tuple, "sum": sum, "math": math,
-    "int": int, "prod": math.prod,
+    "len": len,
+    "min": min,
+    "max": max,
+    "range": range,
+    "list": list,
+    "tuple": tuple,
+    "sum": sum,
+    "math": math,
+    "int": int,
+    "prod": math.prod,
 }
 
 
@@ -159,8 +167,13 @@ def cost(bound, shape, out_shape, weights, batch_ratio=1.0):
     """`(flops, bytes, steps)` of one call. `batch_ratio` scales operands that carry the batch."""
     operand_shapes = [operand.shape for operand in bound.operands]
     names = {
-        "shape": tuple(shape), "out": tuple(out_shape), **bound.values,
-        "x": math.prod(shape), "y": math.prod(out_shape), "w": weights, "operands": operand_shapes,
+        "shape": tuple(shape),
+        "out": tuple(out_shape),
+        **bound.values,
+        "x": math.prod(shape),
+        "y": math.prod(out_shape),
+        "w": weights,
+        "operands": operand_shapes,
         "o": sum(
             math.prod(operand.shape) * (batch_ratio if operand.role == "input" else 1.0) for operand in bound.operands
         ),

@@ -15,32 +15,51 @@ def request(folder, kind, params, inputs=None, outputs=()):
     folder = pathlib.Path(folder)
     (folder / "outputs").mkdir(parents=True, exist_ok=True)
     path = folder / "request.json"
-    path.write_text(json.dumps({
-        "protocol": 1, "stage": kind.split("/")[-1], "kind": kind, "params": params, "seed": params.get("seed", 0),
-        "inputs": inputs or {},
-        "outputs": {
-            port: {"type": "table", "path": str(folder / "outputs" / f"{port}.parquet"), "columns": []}
-            for port in outputs
-        },
-        "by_row": None, "resources": {"cpu": 2, "memory_bytes": 0, "gpus": []},
-        "device": {"type": "cpu", "model": "test"}, "deadline_unix_s": None, "state_dir": str(folder),
-    }), encoding="utf-8")
+    path.write_text(
+        json.dumps(
+            {
+                "protocol": 1,
+                "stage": kind.split("/")[-1],
+                "kind": kind,
+                "params": params,
+                "seed": params.get("seed", 0),
+                "inputs": inputs or {},
+                "outputs": {
+                    port: {"type": "table", "path": str(folder / "outputs" / f"{port}.parquet"), "columns": []}
+                    for port in outputs
+                },
+                "by_row": None,
+                "resources": {"cpu": 2, "memory_bytes": 0, "gpus": []},
+                "device": {"type": "cpu", "model": "test"},
+                "deadline_unix_s": None,
+                "state_dir": str(folder),
+            }
+        ),
+        encoding="utf-8",
+    )
     return path
 
 
 def environment(program, request_path):
     paths = [str(pathlib.Path(program).parent), str(OPS / "python"), str(TWIN)]
     return {
-        "PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "/"), "PYTHONPATH": os.pathsep.join(paths),
-        "CUDA_AGENT_REQUEST": str(request_path), "PYTHONDONTWRITEBYTECODE": "1",
+        "PATH": os.environ.get("PATH", ""),
+        "HOME": os.environ.get("HOME", "/"),
+        "PYTHONPATH": os.pathsep.join(paths),
+        "CUDA_AGENT_REQUEST": str(request_path),
+        "PYTHONDONTWRITEBYTECODE": "1",
     }
 
 
 def run_program(program, request_path):
     """Run a program to its end; returns the finished process."""
     return subprocess.run(
-        [sys.executable, str(program)], cwd=pathlib.Path(request_path).parent,
-        env=environment(program, request_path), capture_output=True, text=True, check=False,
+        [sys.executable, str(program)],
+        cwd=pathlib.Path(request_path).parent,
+        env=environment(program, request_path),
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 

@@ -10,8 +10,8 @@ def sizes_at(usage, width):
     """Every size for a width: the ratios of the library's defaults are kept, heads are 64 wide."""
     heads = max(1, width // HEAD)
     kinds = {
-        "width": lambda size: max(16, int(round(width * size["ratio"] / 16)) * 16),
-        "free": lambda size: max(1, int(round(width * size.get("ratio", 1.0)))),
+        "width": lambda size: max(16, round(width * size["ratio"] / 16) * 16),
+        "free": lambda size: max(1, round(width * size.get("ratio", 1.0))),
         "given": lambda size: size["base"],
         "heads": lambda size: max(1, int(heads * size["ratio"])),
         "head_dim": lambda size: width // heads,
@@ -25,12 +25,16 @@ def constants(usage, sizes, batch, tokens):
     used = {extent for item in usage["inputs"] for extent in item["shape"]}
     used |= {"tokens", "head"} if usage.get("rotary") else set()
     used |= {"side"} if "grid" in used else set()
-    for extent, name, value in (("tokens", "sequence_length", tokens), ("side", "side", SIDE), ("image", "image_size", 64),
-                                ("samples", "samples", 4096), ("bands", "num_bands", 80), ("frames", "num_frames", 4),
-                                ("head", head_name(usage), HEAD)):
-        if extent in used:
-            values[name] = value
-    return values | sizes
+    given = (
+        ("tokens", "sequence_length", tokens),
+        ("side", "side", SIDE),
+        ("image", "image_size", 64),
+        ("samples", "samples", 4096),
+        ("bands", "num_bands", 80),
+        ("frames", "num_frames", 4),
+        ("head", head_name(usage), HEAD),
+    )
+    return values | {name: value for extent, name, value in given if extent in used} | sizes
 
 
 def init_names(usage):
@@ -51,8 +55,8 @@ def rotary_lines(usage):
     return [
         f"        frequencies = 10000.0 ** (-torch.arange(0, {head}, 2).float() / {head})",
         "        angles = torch.outer(torch.arange(sequence_length).float(), frequencies).repeat(1, 2)",
-        f"        self.register_buffer(\"cos\", {table}.cos())",
-        f"        self.register_buffer(\"sin\", {table}.sin())",
+        f'        self.register_buffer("cos", {table}.cos())',
+        f'        self.register_buffer("sin", {table}.sin())',
     ]
 
 
@@ -63,8 +67,15 @@ def head_name(usage):
 
 def input_lines(usage):
     """The items of the list that get_inputs returns."""
-    names = {"batch": "batch_size", "tokens": "sequence_length", "image": "image_size", "head": head_name(usage),
-             "bands": "num_bands", "frames": "num_frames", "grid": "side * side"}
+    names = {
+        "batch": "batch_size",
+        "tokens": "sequence_length",
+        "image": "image_size",
+        "head": head_name(usage),
+        "bands": "num_bands",
+        "frames": "num_frames",
+        "grid": "side * side",
+    }
     lines = []
     for item in usage["inputs"]:
         extents = ", ".join(names.get(extent, extent) for extent in item["shape"])
@@ -86,8 +97,16 @@ def task_code(usage, source, header, sizes, batch, tokens):
     if re.search(r"\bF\.", source):
         lines.append("import torch.nn.functional as F")
     lines += [line for line in usage["imports"] if "torch" in line]
-    lines += ["", "", source, "", "", "class Model(nn.Module):",
-              f'    """{usage["class"]} of the transformers library, on its own."""', ""]
+    lines += [
+        "",
+        "",
+        source,
+        "",
+        "",
+        "class Model(nn.Module):",
+        f'    """{usage["class"]} of the transformers library, on its own."""',
+        "",
+    ]
     lines.append(f"    def __init__({', '.join(['self', *init])}):")
     lines.append("        super().__init__()")
     arguments = ", ".join(f"{name}={text}" for name, text in usage["arguments"].items())
@@ -98,11 +117,25 @@ def task_code(usage, source, header, sizes, batch, tokens):
     lines += rotary_lines(usage)
     names = [item["name"] for item in usage["inputs"]]
     result = "" if usage["result"] is None else f"[{usage['result']}]"
-    lines += ["", f"    def forward({', '.join(['self', *names])}):",
-              f"        return self.{attribute}({usage['call']}){result}", "", ""]
+    lines += [
+        "",
+        f"    def forward({', '.join(['self', *names])}):",
+        f"        return self.{attribute}({usage['call']}){result}",
+        "",
+        "",
+    ]
     lines += [f"{name} = {value}" for name, value in constants(usage, sizes, batch, tokens).items()]
-    lines += ["", "", "def get_inputs():", *wrapped("    return [", input_lines(usage), "]"), "", "",
-              "def get_init_inputs():", f"    return [{', '.join(init)}]", ""]
+    lines += [
+        "",
+        "",
+        "def get_inputs():",
+        *wrapped("    return [", input_lines(usage), "]"),
+        "",
+        "",
+        "def get_init_inputs():",
+        f"    return [{', '.join(init)}]",
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -122,8 +155,13 @@ def attribute_name(class_name):
 
 def header_lines(row):
     return [
-        f"{row['qualified'].rsplit('.', 1)[-1]} and what it needs, taken from {row['path']} of transformers "
-        f"{row['version']}.",
+        (
+            f"{row['qualified'].rsplit('.', 1)[-1]} and what it needs, taken from {row['path']} of transformers "
+            f"{row['version']}."
+        ),
         "Copyright the HuggingFace team and the authors named there; licensed under the Apache License, Version 2.0",
-        "(https://www.apache.org/licenses/LICENSE-2.0). Changed: reduced to the plain case, with a plain configuration.",
+        (
+            "(https://www.apache.org/licenses/LICENSE-2.0). "
+            "Changed: reduced to the plain case, with a plain configuration."
+        ),
     ]

@@ -60,6 +60,7 @@ class Stopwatch:
 
 # ---- operators
 
+
 def fill(kind, shape, device, classes):
     """Random values of the fills that usages name; zeros would be faster than what models compute with."""
     if kind.startswith("index"):
@@ -116,6 +117,7 @@ def time_operator(job, stopwatch):
 
 # ---- classes of transformers
 
+
 def time_class(job, stopwatch):
     """The seconds of a class's task, and what it does, as it is counted on the meta device."""
     row, usage = job["row"], job["usage"]
@@ -144,6 +146,7 @@ def class_call(namespace, module, batch, device):
 
 
 # ---- the device
+
 
 def device_figures(stopwatch):
     """What the device does at best in the operations that estimates are made of."""
@@ -183,7 +186,9 @@ def memory_bytes(device):
 # ---- the loop
 
 ACTIONS = {
-    "operator": time_operator, "class": time_class, "device": lambda _job, stopwatch: device_figures(stopwatch),
+    "operator": time_operator,
+    "class": time_class,
+    "device": lambda _job, stopwatch: device_figures(stopwatch),
 }
 
 

@@ -40,8 +40,12 @@ class Worker:
     def start(self):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_AGENT_")}
         self.process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
+            self.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
         self.lines = queue.Queue()
         threading.Thread(target=self._read, args=(self.process.stdout, self.lines), daemon=True).start()
         ready = self._next(START_SECONDS)
@@ -98,14 +102,19 @@ def coarse(value, step):
 
 def device_rows(figures):
     """Rows of the device's own figures."""
-    return [
-        row("device", name, None, None, coarse(value, FIGURE_STEP), None, value) for name, value in figures.items()
-    ]
+    return [row("device", name, None, None, coarse(value, FIGURE_STEP), None, value) for name, value in figures.items()]
 
 
 def row(kind, name, usage, rank, value, reason, measured):
-    return {"kind": kind, "name": name, "usage": usage, "rank": rank, "value": value, "reason": reason,
-            "measured": measured}
+    return {
+        "kind": kind,
+        "name": name,
+        "usage": usage,
+        "rank": rank,
+        "value": value,
+        "reason": reason,
+        "measured": measured,
+    }
 
 
 def jobs_of(operators, device):
@@ -115,15 +124,25 @@ def jobs_of(operators, device):
     for item in operators:
         usages = json.loads(item["usages"])
         if item["library"] == "transformers":
-            job = {"action": "class", "row": {k: item[k] for k in ("qualified", "version", "source", "path")},
-                   "usage": usages[0], "elements": elements, "keep_bytes": KEEP_BYTES}
+            job = {
+                "action": "class",
+                "row": {k: item[k] for k in ("qualified", "version", "source", "path")},
+                "usage": usages[0],
+                "elements": elements,
+                "keep_bytes": KEEP_BYTES,
+            }
             passes[0].append((item["operator"], 0, CLASS_RANK, job))
             continue
         for number, usage in enumerate(usages):
             ranks = sorted(usage["ranks"], key=RANK_ORDER.index)
             for order, rank in enumerate(ranks):
-                job = {"action": "operator", "usage": usage, "rank": rank, "elements": elements,
-                       "keep_bytes": KEEP_BYTES}
+                job = {
+                    "action": "operator",
+                    "usage": usage,
+                    "rank": rank,
+                    "elements": elements,
+                    "keep_bytes": KEEP_BYTES,
+                }
                 passes[order].append((item["operator"], number, rank, job))
     return [entry for entries in passes for entry in entries]
 
@@ -144,10 +163,7 @@ def measured_rows(worker, operators, kind, device, budget_s, limit_s, progress):
     ends = time.monotonic() + budget_s
     rows = []
     for done, (name, usage, rank, job) in enumerate(jobs):
-        if time.monotonic() > ends:
-            answer = {"reason": "out of time"}
-        else:
-            answer = worker.do(job, limit_s)
+        answer = {"reason": "out of time"} if time.monotonic() > ends else worker.do(job, limit_s)
         if "reason" in answer:
             rows.append(row("operator", name, usage, rank, None, answer["reason"], None))
         else:
@@ -169,7 +185,8 @@ def check_model(program, kind, name):
 def work(program):
     kind = device_type(program)
     operators = program.read_table(
-        "operators", ["operator", "qualified", "library", "version", "family", "usages", "source", "path"])
+        "operators", ["operator", "qualified", "library", "version", "family", "usages", "source", "path"]
+    )
     worker = Worker(kind, program.log)
     limit_s = program.params["time_limit_s"]
     try:

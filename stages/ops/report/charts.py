@@ -34,9 +34,9 @@ def _line(x1, y1, x2, y2, kind):
 
 
 def _bar(x, y, width, height, kind, tooltip):
-    return markupsafe.Markup('<rect x="{}" y="{}" width="{}" height="{}" rx="2" class="{}"><title>{}</title></rect>').format(
-        round(x, 1), round(y, 1), round(max(width, 0.0), 1), round(max(height, 0.0), 1), kind, tooltip
-    )
+    return markupsafe.Markup(
+        '<rect x="{}" y="{}" width="{}" height="{}" rx="2" class="{}"><title>{}</title></rect>'
+    ).format(round(x, 1), round(y, 1), round(max(width, 0.0), 1), round(max(height, 0.0), 1), kind, tooltip)
 
 
 def shorten(text, limit=34):
@@ -54,7 +54,9 @@ def bars(title, rows):
         top, width = place * LINE, row["value"] * scale
         tooltip = row.get("tooltip") or f"{row['label']}: {row['text']}"
         marks.append(_text(LABELS - 8, top + 15, shorten(row["label"]), anchor="end"))
-        marks.append(_bar(LABELS, top + 4, max(width, 1.0 if row["value"] else 0.0), LINE - 8, row.get("kind", "first"), tooltip))
+        marks.append(
+            _bar(LABELS, top + 4, max(width, 1.0 if row["value"] else 0.0), LINE - 8, row.get("kind", "first"), tooltip)
+        )
         end = width
         if row.get("mark"):
             x = row["mark"] * scale
@@ -101,10 +103,16 @@ def histogram(title, edges, series, unit, ticks, lines=(), log=True):
     position = math.log if log else float
     first, last = position(edges[0]), position(edges[-1])
     span = (last - first) or 1.0
-    x = lambda value: LEFT + (position(value) - first) / span * (WIDTH - LEFT - 12)
+
+    def x(value):
+        return LEFT + (position(value) - first) / span * (WIDTH - LEFT - 12)
+
     most = max([max(counts, default=0) for _, counts in series] + [1])
     floor = HEIGHT - BOTTOM
-    y = lambda value: floor - value / most * (floor - TOP)
+
+    def y(value):
+        return floor - value / most * (floor - TOP)
+
     marks = []
     for value in round_ticks(most):
         marks.append(_line(LEFT, y(value), WIDTH - 12, y(value), "grid" if value else "axis"))
@@ -122,13 +130,22 @@ def histogram(title, edges, series, unit, ticks, lines=(), log=True):
                 span_text = f"{short(edges[place])} to {short(edges[place + 1])} {unit}".strip()
                 tooltip = f"{name}, {span_text}: {counts[place]:,}"
                 marks.append(
-                    _bar(left + 1 + number * each, y(counts[place]), each - (len(series) - 1), floor - y(counts[place]), kinds[number], tooltip)
+                    _bar(
+                        left + 1 + number * each,
+                        y(counts[place]),
+                        each - (len(series) - 1),
+                        floor - y(counts[place]),
+                        kinds[number],
+                        tooltip,
+                    )
                 )
     for value, text in lines:
         if edges[0] * 0.999 <= value <= edges[-1] * 1.001:
             marks.append(_line(x(value), TOP - 22, x(value), floor, "mark"))
             at_end = x(value) > WIDTH - 140
-            marks.append(_text(x(value) + (-5 if at_end else 5), TOP - 12, text, "figure", "end" if at_end else "start"))
+            marks.append(
+                _text(x(value) + (-5 if at_end else 5), TOP - 12, text, "figure", "end" if at_end else "start")
+            )
     marks.append(_text((LEFT + WIDTH) / 2, HEIGHT - 6, unit, "tick", "middle"))
     return _svg(HEIGHT, title, marks)
 
@@ -137,8 +154,13 @@ def ranks(title, counts, limits):
     """Values of sorted counts over their rank, with limits as lines: [(value, text)]."""
     most = max([counts[0] if counts else 1] + [value for value, _ in limits] + [1])
     floor, height = HEIGHT - BOTTOM, HEIGHT
-    x = lambda rank: LEFT + rank / max(len(counts), 1) * (WIDTH - LEFT - 12)
-    y = lambda value: floor - value / most * (floor - TOP)
+
+    def x(rank):
+        return LEFT + rank / max(len(counts), 1) * (WIDTH - LEFT - 12)
+
+    def y(value):
+        return floor - value / most * (floor - TOP)
+
     marks = []
     for value in round_ticks(most):
         marks.append(_line(LEFT, y(value), WIDTH - 12, y(value), "grid" if value else "axis"))

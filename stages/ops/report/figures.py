@@ -10,7 +10,15 @@ import charts
 TRANSFORMERS = "transformers"
 # No cap of ops/publish is below this many rows.
 LEAST_ROWS = 5
-QUANTILES = [("least", 0.0), ("5 %", 0.05), ("25 %", 0.25), ("median", 0.5), ("75 %", 0.75), ("95 %", 0.95), ("most", 1.0)]
+QUANTILES = [
+    ("least", 0.0),
+    ("5 %", 0.05),
+    ("25 %", 0.25),
+    ("median", 0.5),
+    ("75 %", 0.75),
+    ("95 %", 0.95),
+    ("most", 1.0),
+]
 
 
 def values(rows, name):
@@ -74,14 +82,17 @@ def operators(samples):
         (classes if row["data_source"] == TRANSFORMERS else torch).update(names)
         pairs.update(itertools.combinations(names, 2))
         bilinear["rows"] += bool({"nn.Bilinear", "F.bilinear"} & set(names))
-    order = lambda counter: sorted(counter.items(), key=lambda item: (-item[1], item[0]))
+
+    def order(counter):
+        return sorted(counter.items(), key=lambda item: (-item[1], item[0]))
+
     return {"torch": order(torch), "classes": order(classes), "pairs": order(pairs), "bilinear": bilinear["rows"]}
 
 
 def families(samples, measurements, weights):
     """Uses of torch operators by family, in percent, beside what the weights ask for of the families that there are."""
     counts = collections.Counter()
-    for sample, row in zip(samples, measurements):
+    for sample, row in zip(samples, measurements, strict=True):
         if sample["data_source"] != TRANSFORMERS and row.get("families"):
             counts.update(json.loads(row["families"]))
     total = sum(counts.values())
@@ -121,12 +132,18 @@ def funnel(summary, rejected):
         params = ", ".join(f"{name} {value}" for name, value in sorted((rule.get("params") or {}).items()))
         steps.append(
             {
-                "name": rule["name"], "reason": rule["reason"], "params": params, "applied": rule["applied"],
-                "because": rule.get("not_applied_because"), "rejected": rule["rejected"], "left": left,
-                "failing": rule.get("failing"), "by_category": rule.get("rejected_by_category") or {},
+                "name": rule["name"],
+                "reason": rule["reason"],
+                "params": params,
+                "applied": rule["applied"],
+                "because": rule.get("not_applied_because"),
+                "rejected": rule["rejected"],
+                "left": left,
+                "failing": rule.get("failing"),
+                "by_category": rule.get("rejected_by_category") or {},
                 "example": examples.get(rule["name"]),
             }
-        )  # fmt: skip
+        )
     return steps
 
 
@@ -166,7 +183,7 @@ def similarity(summary):
 def examples(samples, measurements):
     """The first row of each category."""
     found = {}
-    for sample, row in zip(samples, measurements):
+    for sample, row in zip(samples, measurements, strict=True):
         found.setdefault(sample["data_source"], {**row, **sample, "operators": json.loads(sample["ops"])})
     return [found[name] for name in sorted(found)]
 

@@ -8,10 +8,11 @@ import csv
 import json
 import os
 
+import jinja2
+
 import charts
 import cuda_agent_stage as stage
 import figures
-import jinja2
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -90,7 +91,14 @@ def funnel_section(summary, rejected, published, tables):
         "funnel",
         ["rule", "applied", "rejected", "left", *categories, "reason"],
         (
-            [step["name"], step["applied"], step["rejected"], step["left"], *(step["by_category"].get(name, 0) for name in categories), step["reason"]]
+            [
+                step["name"],
+                step["applied"],
+                step["rejected"],
+                step["left"],
+                *(step["by_category"].get(name, 0) for name in categories),
+                step["reason"],
+            ]
             for step in steps
         ),
     )
@@ -99,15 +107,25 @@ def funnel_section(summary, rejected, published, tables):
     for step in steps:
         if step["rejected"]:
             text = f"{step['left']:,} left, −{step['rejected']:,}"
-            rows.append({"label": f"after {step['name']}", "value": step["left"], "text": text, "tooltip": f"{step['name']}: {step['reason']} {text}"})
+            rows.append(
+                {
+                    "label": f"after {step['name']}",
+                    "value": step["left"],
+                    "text": text,
+                    "tooltip": f"{step['name']}: {step['reason']} {text}",
+                }
+            )
     rows.append({"label": "published", "value": published, "text": f"{published:,}", "kind": "second"})
     return {
         "steps": [step for step in steps if step["applied"]],
         "not_applied": [step for step in steps if not step["applied"]],
-        "categories": categories, "in": summary["in"], "kept": summary["kept"],
-        "total_in": total, "total_kept": summary["total_kept"],
+        "categories": categories,
+        "in": summary["in"],
+        "kept": summary["kept"],
+        "total_in": total,
+        "total_kept": summary["total_kept"],
         "chart": charts.bars("Tasks left after each rule that rejected any", rows),
-    }  # fmt: skip
+    }
 
 
 def signed(value):
@@ -119,12 +137,19 @@ def shares_section(samples, params, tables):
     found = figures.shares([row["data_source"] for row in samples], params["shares"])
     rows = [
         {
-            "label": entry["category"], "value": entry["percent"], "mark": entry["asked"],
-            "text": f"{entry['percent']:.2f} %" + (f" ({signed(entry['percent'] - entry['asked'])})" if entry["asked"] is not None else ""),
+            "label": entry["category"],
+            "value": entry["percent"],
+            "mark": entry["asked"],
+            "text": f"{entry['percent']:.2f} %"
+            + (f" ({signed(entry['percent'] - entry['asked'])})" if entry["asked"] is not None else ""),
         }
         for entry in found
-    ]  # fmt: skip
-    tables.write("shares", ["category", "rows", "percent", "asked_percent"], ([entry[name] for name in ("category", "rows", "percent", "asked")] for entry in found))
+    ]
+    tables.write(
+        "shares",
+        ["category", "rows", "percent", "asked_percent"],
+        ([entry[name] for name in ("category", "rows", "percent", "asked")] for entry in found),
+    )
     asked = [entry for entry in found if entry["asked"] is not None]
     furthest = max(asked, key=lambda entry: abs(entry["percent"] - entry["asked"]), default=None)
     return {"rows": found, "furthest": furthest, "chart": charts.bars("Shares of the categories", rows)}
@@ -136,15 +161,25 @@ def times_section(measurements, tables):
     if not eager:
         return None
     edges = charts.log_edges(eager + compiled)
-    series = [("eager", charts.count(eager, edges))] + ([("compiled", charts.count(compiled, edges))] if compiled else [])
-    tables.write("times", ["from_ms", "to_ms", *(name for name, _ in series)], zip(edges, edges[1:], *(counts for _, counts in series)))
+    series = [("eager", charts.count(eager, edges))] + (
+        [("compiled", charts.count(compiled, edges))] if compiled else []
+    )
+    tables.write(
+        "times",
+        ["from_ms", "to_ms", *(name for name, _ in series)],
+        zip(edges, edges[1:], *(counts for _, counts in series), strict=False),
+    )
     speedups = figures.ratios(measurements, "eager_ms", "compiled_ms")
     return {
-        "quantiles": [(name, figures.quantiles(values)) for name, values in (("eager", eager), ("compiled", compiled)) if values],
+        "quantiles": [
+            (name, figures.quantiles(values)) for name, values in (("eager", eager), ("compiled", compiled)) if values
+        ],
         "names": [name for name, _ in figures.QUANTILES],
         "two": bool(compiled),
         "chart": charts.histogram("Times of a forward", edges, series, "ms", charts.decades(edges)),
-        "speedup": ratio_chart("Speed-up of torch.compile", speedups, "speed-up", "speedup", tables, [(1.0, "as fast as eager")]),
+        "speedup": ratio_chart(
+            "Speed-up of torch.compile", speedups, "speed-up", "speedup", tables, [(1.0, "as fast as eager")]
+        ),
     }
 
 
@@ -154,50 +189,75 @@ def ratio_chart(title, numbers, unit, table, tables, lines=()):
         return None
     edges = charts.log_edges([*numbers, 0.99, 1.01])
     counts = charts.count(numbers, edges)
-    tables.write(table, ["from", "to", "tasks"], zip(edges, edges[1:], counts))
+    tables.write(table, ["from", "to", "tasks"], zip(edges, edges[1:], counts, strict=False))
     return {
         "chart": charts.histogram(title, edges, [(title, counts)], unit, charts.decades(edges), lines),
-        "quantiles": figures.quantiles(numbers), "mean": figures.geometric_mean(numbers), "count": len(numbers),
+        "quantiles": figures.quantiles(numbers),
+        "mean": figures.geometric_mean(numbers),
+        "count": len(numbers),
         "above": sum(number > 1 for number in numbers),
-    }  # fmt: skip
+    }
 
 
 def operators_section(samples, params, tables):
     found, rows = figures.operators(samples), len(samples)
     caps = {name: figures.limit(params[f"max_{name}_share"], rows) for name in ("operator", "wide", "bilinear", "pair")}
-    cap_of = lambda name: caps["wide"] if figures.is_wide(name) else caps["operator"]
+
+    def cap_of(name):
+        return caps["wide"] if figures.is_wide(name) else caps["operator"]
 
     def bar(name, count, cap, kind):
         text = f"{count:,} · {100 * count / rows:.2f} %"
         return {"label": name, "value": count, "text": text, "mark": cap, "kind": kind}
 
     pairs = [(" + ".join(names), count) for names, count in found["pairs"]]
-    tables.write("operators", ["operator", "rows", "cap"], ((name, count, cap_of(name)) for name, count in found["torch"]))
+    tables.write(
+        "operators", ["operator", "rows", "cap"], ((name, count, cap_of(name)) for name, count in found["torch"])
+    )
     tables.write("transformers", ["class", "rows"], found["classes"])
     tables.write("pairs", ["pair", "rows"], pairs)
     top = params["top"]
     over = [name for name, count in found["torch"] if cap_of(name) is not None and count > cap_of(name)]
     return {
-        "torch": len(found["torch"]), "classes": len(found["classes"]), "pairs": len(pairs), "bilinear": found["bilinear"],
-        "caps": caps, "over": over, "once": sum(count == 1 for _, count in found["torch"]),
+        "torch": len(found["torch"]),
+        "classes": len(found["classes"]),
+        "pairs": len(pairs),
+        "bilinear": found["bilinear"],
+        "caps": caps,
+        "over": over,
+        "once": sum(count == 1 for _, count in found["torch"]),
         "pairs_over": [name for name, count in pairs if caps["pair"] is not None and count > caps["pair"]],
         "ranks": charts.ranks(
-            "Rows by operator", [count for _, count in found["torch"]],
-            [(caps[name], text) for name, text in (("operator", "cap of an operator"), ("wide", "cap of a linear layer or convolution")) if caps[name]],
+            "Rows by operator",
+            [count for _, count in found["torch"]],
+            [
+                (caps[name], text)
+                for name, text in (("operator", "cap of an operator"), ("wide", "cap of a linear layer or convolution"))
+                if caps[name]
+            ],
         ),
         "chart": charts.bars(
             "The most frequent operators",
-            [bar(name, count, cap_of(name), "second" if figures.is_wide(name) else "first") for name, count in found["torch"][:top]],
+            [
+                bar(name, count, cap_of(name), "second" if figures.is_wide(name) else "first")
+                for name, count in found["torch"][:top]
+            ],
         ),
-        "pairs_chart": charts.bars("The most frequent pairs", [bar(name, count, caps["pair"], "first") for name, count in pairs[:top]]),
-    }  # fmt: skip
+        "pairs_chart": charts.bars(
+            "The most frequent pairs", [bar(name, count, caps["pair"], "first") for name, count in pairs[:top]]
+        ),
+    }
 
 
 def families_section(samples, measurements, params, tables):
     found = figures.families(samples, measurements, params["families"])
     if not found:
         return None
-    tables.write("families", ["family", "uses", "percent", "asked_percent"], ([entry[name] for name in ("family", "uses", "percent", "asked")] for entry in found))
+    tables.write(
+        "families",
+        ["family", "uses", "percent", "asked_percent"],
+        ([entry[name] for name in ("family", "uses", "percent", "asked")] for entry in found),
+    )
 
     def bar(entry):
         text, asked = f"{entry['percent']:.1f} %", entry["asked"]
@@ -206,12 +266,19 @@ def families_section(samples, measurements, params, tables):
         return {"label": entry["family"], "value": entry["percent"], "mark": asked, "text": text}
 
     off = [entry for entry in found if entry["asked"] and abs(entry["percent"] / entry["asked"] - 1) > 0.1]
-    return {"rows": found, "off": off, "declared": bool(params["families"]), "chart": charts.bars("Shares of the families", [bar(entry) for entry in found])}
+    return {
+        "rows": found,
+        "off": off,
+        "declared": bool(params["families"]),
+        "chart": charts.bars("Shares of the families", [bar(entry) for entry in found]),
+    }
 
 
 def roofline_section(measurements, tables):
     headroom = figures.ratios(measurements, "eager_ms", "roofline_ms")
-    chart = ratio_chart("Eager time over the roofline", headroom, "times the roofline", "headroom", tables, [(1.0, "the roofline")])
+    chart = ratio_chart(
+        "Eager time over the roofline", headroom, "times the roofline", "headroom", tables, [(1.0, "the roofline")]
+    )
     limits = figures.constant(measurements, "roofline_limit")
     return chart and {**chart, "limits": limits}
 
@@ -226,9 +293,14 @@ def similarity_section(summary, tables):
     ticks = [(tenth / 10, f"{tenth / 10:g}") for tenth in range(0, 11, 2)]
     lines = [] if found["threshold"] is None else [(found["threshold"], f"threshold {found['threshold']:g}")]
     chart = charts.histogram(
-        "Similarity to the nearest reference", edges, [("tasks", [entry["tasks"] for entry in histogram])],
-        "similarity to the nearest reference", ticks, lines, log=False,
-    )  # fmt: skip
+        "Similarity to the nearest reference",
+        edges,
+        [("tasks", [entry["tasks"] for entry in histogram])],
+        "similarity to the nearest reference",
+        ticks,
+        lines,
+        log=False,
+    )
     return {**found, "chart": chart}
 
 
@@ -236,8 +308,14 @@ def left_out_section(rows, column, table, title, tables):
     if rows is None:
         return None
     names, entries = figures.by_reason(rows, column)
-    tables.write(table, ["reason", "all", *names], ([reason, total, *(counts.get(name, 0) for name in names)] for reason, total, counts, _ in entries))
-    chart = charts.bars(title, [{"label": reason, "value": total, "text": f"{total:,}"} for reason, total, _, _ in entries])
+    tables.write(
+        table,
+        ["reason", "all", *names],
+        ([reason, total, *(counts.get(name, 0) for name in names)] for reason, total, counts, _ in entries),
+    )
+    chart = charts.bars(
+        title, [{"label": reason, "value": total, "text": f"{total:,}"} for reason, total, _, _ in entries]
+    )
     return {"names": names, "entries": entries, "total": len(rows), "chart": chart}
 
 
@@ -248,10 +326,18 @@ def time_use_section(measurements, tables):
     tables.write("time_use", ["part", "seconds"], found["parts"])
     total = max(found["total"], 1e-9)
     rows = [
-        {"label": name, "value": seconds, "text": f"{100 * seconds / total:.0f} % · {seconds / found['rows']:.2f} s a task"}
+        {
+            "label": name,
+            "value": seconds,
+            "text": f"{100 * seconds / total:.0f} % · {seconds / found['rows']:.2f} s a task",
+        }
         for name, seconds in found["parts"]
     ]
-    return {**found, "each": found["total"] / found["rows"], "chart": charts.bars("Where the time of a task goes", rows)}
+    return {
+        **found,
+        "each": found["total"] / found["rows"],
+        "chart": charts.bars("Where the time of a task goes", rows),
+    }
 
 
 def sections(program, tables):
@@ -293,9 +379,13 @@ def sections(program, tables):
 
 def render(content):
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
     environment.filters |= {"short": charts.short, "ms": figures.milliseconds, "number": lambda value: f"{value:,}"}
     return environment.get_template("page.html").render(**content)
 

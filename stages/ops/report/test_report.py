@@ -14,14 +14,20 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent.parent / "protocol" / "python")]
 
-import charts  # noqa: E402
-import figures  # noqa: E402
+import charts
+import figures
 
 PAPER = {"torch#1": 204, "torch#2": 5026, "torch#3": 457, "torch#4": 168, "torch#5": 74, "transformers": 71}
 PARAMS = {
-    "title": "Ops & more", "shares": PAPER, "families": {}, "max_operator_share": 0.03, "max_wide_share": 0.06,
-    "max_bilinear_share": 0.01, "max_pair_share": 0.005, "top": 25,
-}  # fmt: skip
+    "title": "Ops & more",
+    "shares": PAPER,
+    "families": {},
+    "max_operator_share": 0.03,
+    "max_wide_share": 0.06,
+    "max_bilinear_share": 0.01,
+    "max_pair_share": 0.005,
+    "top": 25,
+}
 TRAP = "</code></pre><script>alert('x')</script>"
 
 
@@ -36,13 +42,23 @@ def rows(count=60):
         )
         measurements.append(
             {
-                "task_id": f"7-{index:05d}", "data_source": category, "origin": "composer",
+                "task_id": f"7-{index:05d}",
+                "data_source": category,
+                "origin": "composer",
                 "families": json.dumps(["transformers"] if category == "transformers" else ["linear", "elementwise"]),
-                "eager_ms": 1.0 + index, "compiled_ms": None if index % 5 == 0 else (1.0 + index) / 2,
-                "eager_trials": 10, "compiled_trials": 10, "compile_s": 2.0, "waiting_s": 1.0, "total_s": 4.0,
-                "roofline_ms": 0.5 + index / 2, "roofline_limit": "memory", "device": "Card <1>", "torch": "2.11.0",
+                "eager_ms": 1.0 + index,
+                "compiled_ms": None if index % 5 == 0 else (1.0 + index) / 2,
+                "eager_trials": 10,
+                "compiled_trials": 10,
+                "compile_s": 2.0,
+                "waiting_s": 1.0,
+                "total_s": 4.0,
+                "roofline_ms": 0.5 + index / 2,
+                "roofline_limit": "memory",
+                "device": "Card <1>",
+                "torch": "2.11.0",
             }
-        )  # fmt: skip
+        )
     return samples, measurements
 
 
@@ -84,18 +100,33 @@ def run(folder, samples, measurements, report=None, params=None, **tables):
         (folder / "report" / "funnel.json").write_text(json.dumps(report), encoding="utf-8")
         inputs["report"] = {"type": "report", "path": "report"}
     request = {
-        "protocol": 1, "stage": "page", "kind": "ops/report", "params": PARAMS | (params or {}), "seed": 0,
-        "inputs": inputs, "outputs": {"page": {"type": "tree", "path": "outputs/page"}}, "by_row": None,
-        "resources": {"cpu": 1, "memory_bytes": 0, "gpus": []}, "device": None, "deadline_unix_s": None,
+        "protocol": 1,
+        "stage": "page",
+        "kind": "ops/report",
+        "params": PARAMS | (params or {}),
+        "seed": 0,
+        "inputs": inputs,
+        "outputs": {"page": {"type": "tree", "path": "outputs/page"}},
+        "by_row": None,
+        "resources": {"cpu": 1, "memory_bytes": 0, "gpus": []},
+        "device": None,
+        "deadline_unix_s": None,
         "state_dir": str(folder),
-    }  # fmt: skip
+    }
     (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
     environment = {
-        "PATH": os.environ["PATH"], "CUDA_AGENT_REQUEST": "request.json", "PYTHONDONTWRITEBYTECODE": "1",
+        "PATH": os.environ["PATH"],
+        "CUDA_AGENT_REQUEST": "request.json",
+        "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": os.pathsep.join(map(str, [HERE, HERE.parent.parent / "protocol" / "python"])),
-    }  # fmt: skip
+    }
     done = subprocess.run(
-        [sys.executable, str(HERE / "page.py")], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, str(HERE / "page.py")],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         assert (folder / "error.json").exists(), done.stderr
@@ -107,7 +138,10 @@ def run(folder, samples, measurements, report=None, params=None, **tables):
 def page(tmp_path_factory):
     samples, measurements = rows()
     return run(
-        tmp_path_factory.mktemp("report"), samples, measurements, summary(),
+        tmp_path_factory.mktemp("report"),
+        samples,
+        measurements,
+        summary(),
         {"families": {"linear": 1, "elementwise": 3}},
         rejected=[{"task_id": "7-1", "data_source": "torch#1", "rule": "eager_time", "detail": "0.2 ms"}],
         operators_left_out=[
@@ -116,13 +150,13 @@ def page(tmp_path_factory):
             {"operator": "a.B", "library": "transformers", "reason": "fails", "detail": "no"},
         ],
         tasks_left_out=[{"index": 3, "data_source": "transformers", "reason": "too slow", "detail": "200 ms"}],
-    )  # fmt: skip
+    )
 
 
 class Structure(html.parser.HTMLParser):
     """Elements that must be closed, what the page points at, and what it loads."""
 
-    VOID = {"meta", "br", "line", "rect", "polygon", "link", "img", "input", "hr"}
+    VOID = frozenset(("meta", "br", "line", "rect", "polygon", "link", "img", "input", "hr"))
 
     def __init__(self, text):
         super().__init__()
@@ -245,7 +279,7 @@ def test_bins_hold_every_value():
     edges = charts.log_edges(numbers)
     assert edges[0] <= min(numbers) and edges[-1] > max(numbers)
     assert sum(charts.count(numbers, edges)) == len(numbers)
-    for value, place in zip(numbers, [sum(value >= edge for edge in edges) - 1 for value in numbers]):
+    for value, place in zip(numbers, [sum(value >= edge for edge in edges) - 1 for value in numbers], strict=True):
         assert edges[place] * (1 - 1e-9) <= value < edges[place + 1] * (1 + 1e-9)
 
 
@@ -265,7 +299,9 @@ def test_quantiles_agree_with_numpy():
 
 def test_the_caps_are_those_of_the_publishing_stage():
     yaml = pytest.importorskip("yaml")
-    own, publish = (yaml.safe_load((HERE.parent / name / "stage.yaml").read_text())["params"] for name in ("report", "publish"))
+    own, publish = (
+        yaml.safe_load((HERE.parent / name / "stage.yaml").read_text())["params"] for name in ("report", "publish")
+    )
     names = [name for name in publish if name.startswith("max_")]
     assert len(names) == 4 and all(own[name]["default"] == publish[name]["default"] for name in names)
     rust = (HERE.parent / "src" / "publish" / "caps.rs").read_text()
@@ -274,7 +310,9 @@ def test_the_caps_are_those_of_the_publishing_stage():
 
 def test_the_families_are_those_of_the_composing_stage():
     yaml = pytest.importorskip("yaml")
-    own, other = (yaml.safe_load((HERE.parent / name / "stage.yaml").read_text())["params"] for name in ("report", "synthesize"))
+    own, other = (
+        yaml.safe_load((HERE.parent / name / "stage.yaml").read_text())["params"] for name in ("report", "synthesize")
+    )
     assert own["families"]["default"] == other["families"]["default"]
 
 
@@ -284,5 +322,7 @@ def test_the_manifest_lists_every_file_and_parameter():
     defaults = {name: entry["default"] for name, entry in manifest["params"].items() if name != "families"}
     given = {name: value for name, value in PARAMS.items() if name != "families"}
     assert defaults == given | {"title": "CUDA-Agent-Ops"} and "families" in manifest["params"]
-    files = {path.name for path in HERE.iterdir() if path.suffix in (".py", ".html") and not path.name.startswith("test_")}
+    files = {
+        path.name for path in HERE.iterdir() if path.suffix in (".py", ".html") and not path.name.startswith("test_")
+    }
     assert set(manifest["sources"]) == files

@@ -149,13 +149,17 @@ def request(drawer, seed, index, category):
     drawn = drawer.draw(random.Random(f"{seed}/{index}/{category}"), int(category[-1]))
     if drawn is None:
         raise stage.StageError(
-            f"no {category[-1]} operators that can follow one another were found (index {index})", kind="params",
+            f"no {category[-1]} operators that can follow one another were found (index {index})",
+            kind="params",
             hint="`families` and `operator_weights` leave too few operators; the crawled table must hold torch's",
         )
     chain, rank = drawn
     return {
-        "task_id": f"llm-{seed}-{index:06d}", "index": index, "ops": json.dumps([row["operator"] for row in chain]),
-        "families": json.dumps([row["family"] for row in chain]), "data_source": category,
+        "task_id": f"llm-{seed}-{index:06d}",
+        "index": index,
+        "ops": json.dumps([row["operator"] for row in chain]),
+        "families": json.dumps([row["family"] for row in chain]),
+        "data_source": category,
         "operators": "\n".join(describe(row, rank) for row in chain),
     }
 
@@ -171,18 +175,16 @@ def work(program):
     params = program.params
     check_weights(params)
     rows = program.read_table("operators", ["operator", "library", "family", "summary", "usages"])
-    drawer = Drawer([row for row in rows if row["library"] == "torch"], params["families"],
-                    params["operator_weights"])
+    drawer = Drawer([row for row in rows if row["library"] == "torch"], params["families"], params["operator_weights"])
     shares = usable_shares(params["shares"], params["max_ops"], False)
     if not shares:
         raise stage.StageError(
-            "no category has a share", kind="params",
+            "no category has a share",
+            kind="params",
             hint=f"`shares` must weigh one of torch#1 … torch#{params['max_ops']}",
         )
     plan = schedule(shares, params["count"])
-    requests = [
-        request(drawer, params["seed"], index, category) for index, (category, _) in enumerate(plan)
-    ]
+    requests = [request(drawer, params["seed"], index, category) for index, (category, _) in enumerate(plan)]
     for category in shares:
         program.metric(f"requests/{category}", sum(row["data_source"] == category for row in requests))
     program.write_table("requests", requests)

@@ -14,33 +14,59 @@ HERE = pathlib.Path(__file__).resolve().parent
 OPS = HERE.parent
 sys.path[:0] = [str(HERE), str(OPS / "synthesize"), str(OPS / "python"), str(OPS.parent / "protocol" / "python")]
 
-import stage_driver  # noqa: E402
-from draw_requests import NO_NEIGHBOURS, Drawer, describe, follows  # noqa: E402
+import itertools
+
+import stage_driver
+from draw_requests import NO_NEIGHBOURS, Drawer, describe, follows
 
 SHARES = {"torch#1": 3.40, "torch#2": 83.77, "torch#3": 7.62, "torch#4": 2.80, "torch#5": 1.23}
 
 
 def usage(call="F.op({x})", **changed):
-    base = {"ranks": [2, 3, 4, 5], "input": "float", "symbols": {}, "construct": None, "call": call, "operands": [],
-            "requires": [], "domain": "any", "bounds": [None, None], "smooth": True}
+    base = {
+        "ranks": [2, 3, 4, 5],
+        "input": "float",
+        "symbols": {},
+        "construct": None,
+        "call": call,
+        "operands": [],
+        "requires": [],
+        "domain": "any",
+        "bounds": [None, None],
+        "smooth": True,
+    }
     return {**base, **changed}
 
 
 def operator(name, family, **changed):
-    return {"operator": name, "library": "torch", "family": family, "summary": f"Applies {name}.",
-            "usages": json.dumps([usage(**{"call": f"{name}({{x}})", **changed})])}
+    return {
+        "operator": name,
+        "library": "torch",
+        "family": family,
+        "summary": f"Applies {name}.",
+        "usages": json.dumps([usage(**{"call": f"{name}({{x}})", **changed})]),
+    }
 
 
 OPERATORS = [
-    operator("nn.Linear", "linear", construct="nn.Linear({in_features}, {out_features})", call="{module}({x})",
-             symbols={"in_features": {"value": "shape[-1]"}, "out_features": {"choices": "[64, 128]"}}),
+    operator(
+        "nn.Linear",
+        "linear",
+        construct="nn.Linear({in_features}, {out_features})",
+        call="{module}({x})",
+        symbols={"in_features": {"value": "shape[-1]"}, "out_features": {"choices": "[64, 128]"}},
+    ),
     operator("nn.Bilinear", "linear"),
     operator("nn.Conv2d", "convolution", ranks=[4]),
     operator("torch.log", "elementwise", domain="positive"),
     *[operator(f"torch.op{number}", "elementwise") for number in range(6)],
     *[operator(f"F.act{number}", "activation") for number in range(4)],
-    operator("F.normalize", "normalization", call="F.normalize({x}, dim={dim})",
-             symbols={"dim": {"choices": "list(range(1, len(shape)))"}}),
+    operator(
+        "F.normalize",
+        "normalization",
+        call="F.normalize({x}, dim={dim})",
+        symbols={"dim": {"choices": "list(range(1, len(shape)))"}},
+    ),
     operator("torch.sum", "reduction"),
 ]
 
@@ -52,8 +78,14 @@ def run(folder, operators=OPERATORS, **params):
     path = stage_driver.request(folder, "ops/requests", params, {"operators": table}, ["requests"])
     environment = stage_driver.environment(HERE / "draw_requests.py", path)
     environment["PYTHONPATH"] += f"{os.pathsep}{OPS / 'synthesize'}"
-    return subprocess.run([sys.executable, str(HERE / "draw_requests.py")], cwd=folder, env=environment,
-                          capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, str(HERE / "draw_requests.py")],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def rows_of(folder, **params):
@@ -76,7 +108,7 @@ def test_each_request_has_as_many_operators_as_its_category_says(tmp_path):
         operators, families = json.loads(row["ops"]), json.loads(row["families"])
         assert len(operators) == len(set(operators)) == len(families) == int(row["data_source"][-1])
         assert all(f"`{name}`" in row["operators"] for name in operators)
-        for one, next_one in zip(families, families[1:]):
+        for one, next_one in itertools.pairwise(families):
             assert not (one == next_one and one in NO_NEIGHBOURS)
         # Only inputs can be drawn to be positive.
         assert "torch.log" not in operators[1:]
@@ -112,11 +144,14 @@ def test_a_description_says_how_to_construct_and_call():
     assert "Called as `F.normalize(x, dim=dim)`" in text and "`dim` such as 1, 2;" in text
 
 
-@pytest.mark.parametrize("params, message", [
-    ({"shares": {"transformers": 1}}, "no category has a share"),
-    ({"families": {"linear": -1}}, "families: the weight of linear is -1"),
-    ({"operators": OPERATORS[:1], "families": {"linear": 0}}, "operators that can follow one another"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "params, message",
+    [
+        ({"shares": {"transformers": 1}}, "no category has a share"),
+        ({"families": {"linear": -1}}, "families: the weight of linear is -1"),
+        ({"operators": OPERATORS[:1], "families": {"linear": 0}}, "operators that can follow one another"),
+    ],
+)
 def test_parameters_that_leave_nothing_are_refused(tmp_path, params, message):
     ended = run(tmp_path / "a", **params)
     assert ended.returncode == 1

@@ -13,9 +13,19 @@ import random
 import cuda_agent_stage as stage
 from estimate import milliseconds, rates_of
 
-BATCHES = sorted({base * 2**power for base in (1, 3, 5) for power in range(0, 20)} - {1})
-KEPT = ("task_id", "index", "ops", "families", "data_source", "origin", "attempts", "llm_prompt_tokens",
-        "llm_completion_tokens", "llm_cost_usd")  # fmt: skip
+BATCHES = sorted({base * 2**power for base in (1, 3, 5) for power in range(20)} - {1})
+KEPT = (
+    "task_id",
+    "index",
+    "ops",
+    "families",
+    "data_source",
+    "origin",
+    "attempts",
+    "llm_prompt_tokens",
+    "llm_completion_tokens",
+    "llm_cost_usd",
+)
 
 
 class LeftOut(Exception):
@@ -50,7 +60,9 @@ def choose_batch(rng, device, work, written, params):
     times = {batch: estimate_ms(device, at_batch(work, written, batch)) for batch in fitting}
     batch = min(fitting, key=lambda batch: abs(math.log(times[batch]) - target))
     if times[batch] < low:
-        raise LeftOut("too little work", f"{times[batch]:.3g} ms at batch size {batch}, and {most:.3g} bytes are the limit")
+        raise LeftOut(
+            "too little work", f"{times[batch]:.3g} ms at batch size {batch}, and {most:.3g} bytes are the limit"
+        )
     if times[batch] > high:
         raise LeftOut("too much work", f"{times[batch]:.3g} ms at batch size {batch}")
     return batch, times[batch]
@@ -66,7 +78,9 @@ def with_batch(code, batch):
             lines = code.splitlines(keepends=True)
             # Columns of the syntax tree count bytes.
             line = lines[value.lineno - 1].encode()
-            lines[value.lineno - 1] = (line[: value.col_offset] + str(batch).encode() + line[value.end_col_offset :]).decode()
+            lines[value.lineno - 1] = (
+                line[: value.col_offset] + str(batch).encode() + line[value.end_col_offset :]
+            ).decode()
             return "".join(lines)
     raise LeftOut("no constant", "the file has no top-level constant batch_size")
 
@@ -75,16 +89,21 @@ def resized(row, device, params):
     rng = random.Random(row["task_id"])
     batch, estimate = choose_batch(rng, device, json.loads(row["work"]), row["batch_size"], params)
     return {
-        **{name: row[name] for name in KEPT}, "code": with_batch(row["code"], batch),
-        "estimate_ms": round(estimate, 4), "batch_size": batch,
-    }  # fmt: skip
+        **{name: row[name] for name in KEPT},
+        "code": with_batch(row["code"], batch),
+        "estimate_ms": round(estimate, 4),
+        "batch_size": batch,
+    }
 
 
 def check_columns(row):
     missing = [name for name in (*KEPT, "code", "batch_size", "work") if name not in row]
     if missing:
-        raise stage.StageError(f"the tasks have no column {', '.join(missing)}", kind="input",
-                               hint="this kind takes the tasks of ops/generate; ops/synthesize sizes its own")
+        raise stage.StageError(
+            f"the tasks have no column {', '.join(missing)}",
+            kind="input",
+            hint="this kind takes the tasks of ops/generate; ops/synthesize sizes its own",
+        )
 
 
 def work(program):
@@ -99,8 +118,14 @@ def work(program):
         try:
             tasks.append(resized(row, device, params))
         except LeftOut as why:
-            left_out.append({"task_id": row["task_id"], "data_source": row["data_source"], "reason": why.reason,
-                             "detail": why.detail})  # fmt: skip
+            left_out.append(
+                {
+                    "task_id": row["task_id"],
+                    "data_source": row["data_source"],
+                    "reason": why.reason,
+                    "detail": why.detail,
+                }
+            )
     program.metric("resize/tasks", len(tasks))
     program.metric("resize/left_out", len(left_out))
     program.write_table("tasks", tasks)

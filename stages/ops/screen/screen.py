@@ -39,7 +39,6 @@ class Columns:
                 "those of ops/filter",
             )
 
-
     def milliseconds(self, facts):
         """Of an eager forward: the profile's figure, or else that of the measured task; None without one."""
         return next((facts[name] for name in self._times if facts[name] is not None), None)
@@ -52,7 +51,7 @@ def _first(names, choices):
 def profiled(facts, columns, _):
     if not facts[columns.error]:
         return None
-    return f"{facts[columns.error]}: {columns.detail and facts[columns.detail] or 'no figures'}"
+    return f"{facts[columns.error]}: {(columns.detail and facts[columns.detail]) or 'no figures'}"
 
 
 def screened(facts, columns, _):

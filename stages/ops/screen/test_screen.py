@@ -31,10 +31,18 @@ PARAMS = {"reject": KINDS, "accept": [], "min_over_roofline": 0.9, "skip": []}
 def facts(**changes):
     """A row that passes every rule."""
     return {
-        "task_id": "a", "ops": '["nn.Linear"]', "data_source": "torch#1", "code": "class Model: pass",
-        "eager_ms": 9.0, "profile_eager_ms": 5.0, "error": None, "error_kind": None, "roofline_ms": 2.0,
-        "degenerate": [], **changes,
-    }  # fmt: skip
+        "task_id": "a",
+        "ops": '["nn.Linear"]',
+        "data_source": "torch#1",
+        "code": "class Model: pass",
+        "eager_ms": 9.0,
+        "profile_eager_ms": 5.0,
+        "error": None,
+        "error_kind": None,
+        "roofline_ms": 2.0,
+        "degenerate": [],
+        **changes,
+    }
 
 
 def failing(changes, **params):
@@ -82,13 +90,26 @@ def test_single_names_can_be_accepted():
 
 def funnel(kept):
     """What a filter before reports: two of five torch#1 rows failed."""
-    rule = {"name": "finite", "reason": "Finite.", "applied": True, "not_applied_because": None, "params": {},
-            "rejected": 2, "rejected_by_category": {"torch#1": 2}, "failing": 2}  # fmt: skip
+    rule = {
+        "name": "finite",
+        "reason": "Finite.",
+        "applied": True,
+        "not_applied_because": None,
+        "params": {},
+        "rejected": 2,
+        "rejected_by_category": {"torch#1": 2},
+        "failing": 2,
+    }
     total = sum(kept.values())
     return {
-        "references": 250, "similarity": None, "in": {**kept, "torch#1": kept.get("torch#1", 0) + 2}, "kept": kept,
-        "total_in": total + 2, "total_kept": total, "rules": [rule],
-    }  # fmt: skip
+        "references": 250,
+        "similarity": None,
+        "in": {**kept, "torch#1": kept.get("torch#1", 0) + 2},
+        "kept": kept,
+        "total_in": total + 2,
+        "total_kept": total,
+        "rules": [rule],
+    }
 
 
 def run(tmp_path, rows, before=None, **params):
@@ -106,11 +127,19 @@ def run(tmp_path, rows, before=None, **params):
     outputs = {name: {"type": "table", "path": f"outputs/{name}.parquet"} for name in ("tasks", "rejected")}
     outputs["report"] = {"type": "report", "path": "outputs/report"}
     request = {
-        "protocol": 1, "stage": "screened", "kind": "ops/screen", "params": {**PARAMS, **params}, "seed": 0,
-        "inputs": inputs, "outputs": outputs, "by_row": None,
-        "resources": {"cpu": 1, "memory_bytes": 0, "gpus": []}, "device": None, "deadline_unix_s": None,
+        "protocol": 1,
+        "stage": "screened",
+        "kind": "ops/screen",
+        "params": {**PARAMS, **params},
+        "seed": 0,
+        "inputs": inputs,
+        "outputs": outputs,
+        "by_row": None,
+        "resources": {"cpu": 1, "memory_bytes": 0, "gpus": []},
+        "device": None,
+        "deadline_unix_s": None,
         "state_dir": str(tmp_path),
-    }  # fmt: skip
+    }
     (tmp_path / "request.json").write_text(json.dumps(request))
     environment = {
         "PATH": os.environ["PATH"],
@@ -118,7 +147,12 @@ def run(tmp_path, rows, before=None, **params):
         "CUDA_AGENT_REQUEST": str(tmp_path / "request.json"),
     }
     done = subprocess.run(
-        [sys.executable, str(HERE / "screen.py")], cwd=tmp_path, env=environment, capture_output=True, text=True
+        [sys.executable, str(HERE / "screen.py")],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         return json.loads((tmp_path / "error.json").read_text())

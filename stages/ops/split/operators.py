@@ -1,19 +1,40 @@
 """Which names of operators mean one operator.
 
-A module and the functions of its name compute the same: to hold `nn.ReLU` out and train on `F.relu` would hold nothing out.
-So names count without their namespace, their capitals and underscores, the number of dimensions of a module, and the
-word loss; what is left different by torch's own abbreviations is listed.
+A module and the functions of its name compute the same: to hold `nn.ReLU` out and train on `F.relu` would hold nothing
+out. So names count without their namespace, their capitals and underscores, the number of dimensions of a module, and
+the word loss; what is left different by torch's own abbreviations is listed.
 """
 
 import re
 
 ABBREVIATIONS = {
-    "bce": "binarycrossentropy", "bcewithlogits": "binarycrossentropywithlogits", "adaptivelogsoftmaxwith": "logsoftmax",
-    "vectornorm": "norm", "matrixnorm": "norm", "absolute": "abs", "clip": "clamp", "multiply": "mul", "subtract": "sub",
-    "divide": "div", "truedivide": "div", "negative": "neg", "expit": "sigmoid", "greater": "gt", "greaterequal": "ge",
-    "less": "lt", "lessequal": "le", "notequal": "ne", "fix": "trunc", "arctan": "atan", "arctan2": "atan2",
-    "arcsin": "asin", "arccos": "acos", "arctanh": "atanh", "arcsinh": "asinh", "arccosh": "acosh",
-}  # fmt: skip
+    "bce": "binarycrossentropy",
+    "bcewithlogits": "binarycrossentropywithlogits",
+    "adaptivelogsoftmaxwith": "logsoftmax",
+    "vectornorm": "norm",
+    "matrixnorm": "norm",
+    "absolute": "abs",
+    "clip": "clamp",
+    "multiply": "mul",
+    "subtract": "sub",
+    "divide": "div",
+    "truedivide": "div",
+    "negative": "neg",
+    "expit": "sigmoid",
+    "greater": "gt",
+    "greaterequal": "ge",
+    "less": "lt",
+    "lessequal": "le",
+    "notequal": "ne",
+    "fix": "trunc",
+    "arctan": "atan",
+    "arctan2": "atan2",
+    "arcsin": "asin",
+    "arccos": "acos",
+    "arctanh": "atanh",
+    "arcsinh": "asinh",
+    "arccosh": "acosh",
+}
 
 
 def operator_of(name):

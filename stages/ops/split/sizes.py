@@ -28,5 +28,5 @@ class Constants(ast.NodeTransformer):
     def __init__(self, values):
         self.values = values
 
-    def visit_Name(self, node):  # noqa: N802 (the name that ast calls)
+    def visit_Name(self, node):
         return self.values.get(node.id, node)

@@ -1,12 +1,12 @@
 """`ops/split`: tasks to train on, and held-out ones in three groups that are disjoint from them by construction.
 
-The groups are taken in an order in which none undoes another: operators first, since everything with a new operator leaves
-the pool; then pairs, all tasks with which leave it; then sizes. What is held out is chosen in the order of a digest of
-the seed and its name, until there are enough tasks. What is left in the pool is trained on.
+The groups are taken in an order in which none undoes another: operators first, since everything with a new operator
+leaves the pool; then pairs, all tasks with which leave it; then sizes. What is held out is chosen in the order of a
+digest of the seed and its name, until there are enough tasks. What is left in the pool is trained on.
 
-A pair is held out only while both of its operators stay in the pool with others or alone, and of the sizes of one chain of
-operators at most half, so that what `new_pairs` and `new_shapes` say holds of the pool at the end. `test_split.py` checks
-it on tables at random.
+A pair is held out only while both of its operators stay in the pool with others or alone, and of the sizes of one chain
+of operators at most half, so that what `new_pairs` and `new_shapes` say holds of the pool at the end. `test_split.py`
+checks it on tables at random.
 """
 
 import collections
@@ -37,14 +37,16 @@ class Task:
         self.place, self.code = place, row["code"]
         self.names, self.families = json.loads(row["ops"]), json.loads(row["families"])
         if not self.names or len(self.names) != len(self.families):
-            raise stage.StageError(f"row {place} has {len(self.names)} ops and {len(self.families)} families", kind="input")
+            raise stage.StageError(
+                f"row {place} has {len(self.names)} ops and {len(self.families)} families", kind="input"
+            )
         self.chain = tuple(operator_of(name) for name in self.names)
         self.operators = frozenset(self.chain)
         self.sizes = sizes_of(self.code)
 
     def pairs(self):
         ordered = sorted(self.operators)
-        return {(one, other) for index, one in enumerate(ordered) for other in ordered[index + 1:]}
+        return {(one, other) for index, one in enumerate(ordered) for other in ordered[index + 1 :]}
 
 
 class Split:
@@ -98,7 +100,7 @@ class Split:
     def _with_new_operators(self):
         families = collections.defaultdict(set)
         for task in self.pool:
-            for operator, family in zip(task.chain, task.families):
+            for operator, family in zip(task.chain, task.families, strict=True):
                 families[family].add(operator)
         tasks_of = collections.defaultdict(set)
         for task in self.pool:
@@ -121,7 +123,9 @@ class Split:
         # Tasks that a chain of two operators makes are what the group is made of.
         two = {pair: [task for task in tasks if len(task.chain) == 2] for pair, tasks in tasks_of.items()}
         queues = {True: [], False: []}
-        for pair in sorted((pair for pair in two if two[pair]), key=lambda pair: self.order("pair", *pair), reverse=True):
+        for pair in sorted(
+            (pair for pair in two if two[pair]), key=lambda pair: self.order("pair", *pair), reverse=True
+        ):
             queues[any(self.reduces(task) for task in two[pair])].append(pair)
         uses = collections.Counter(operator for task in self.pool for operator in task.operators)
         gone, taken, turn = set(), [], True
@@ -197,8 +201,11 @@ def with_measurements(table, path):
 
     more = pyarrow.parquet.read_table(path)
     if more.num_rows != table.num_rows:
-        raise stage.StageError(f"{table.num_rows} tasks, and measurements of {more.num_rows}", kind="input",
-                               hint="both must be outputs of the same ops/publish stage")
+        raise stage.StageError(
+            f"{table.num_rows} tasks, and measurements of {more.num_rows}",
+            kind="input",
+            hint="both must be outputs of the same ops/publish stage",
+        )
     for name in more.column_names:
         if name not in table.column_names:
             table = table.append_column(name, more[name])
@@ -208,8 +215,11 @@ def with_measurements(table, path):
 def check_columns(table):
     missing = [name for name in ("code", "ops", "families") if name not in table.column_names]
     if missing:
-        raise stage.StageError(f"the tasks have no column {', '.join(missing)}", kind="input",
-                               hint="wire tasks to ops/synthesize, or to a stage that keeps its columns")
+        raise stage.StageError(
+            f"the tasks have no column {', '.join(missing)}",
+            kind="input",
+            hint="wire tasks to ops/synthesize, or to a stage that keeps its columns",
+        )
     taken = [name for name in ADDED if name in table.column_names]
     if taken:
         raise stage.StageError(f"the tasks have a column {', '.join(taken)} already", kind="input")
@@ -239,7 +249,9 @@ def with_columns(table, rows, places, params, groups=None):
         table = table.append_column("group", pyarrow.array([groups[place] for place in places], pyarrow.string()))
     levels = [difficulty(names, params) for names in families]
     table = table.append_column("difficulty", pyarrow.array(levels, pyarrow.float64()))
-    table = table.append_column("reduces", pyarrow.array([bool(reducing & set(names)) for names in families], pyarrow.bool_()))
+    table = table.append_column(
+        "reduces", pyarrow.array([bool(reducing & set(names)) for names in families], pyarrow.bool_())
+    )
     return table.append_column("headroom", pyarrow.array([headroom(row) for row in rows], pyarrow.float64()))
 
 
@@ -258,11 +270,16 @@ def work(program):
     train = [task.place for task in split.pool]
     held_out = sorted(split.groups)
     pyarrow.parquet.write_table(with_columns(table, rows, train, params), program.output_path("train"))
-    pyarrow.parquet.write_table(with_columns(table, rows, held_out, params, split.groups), program.output_path("held_out"))
-    program.write_table("left_out", [
-        {"ops": rows[place]["ops"], "code": rows[place]["code"], "reason": reason, "detail": detail}
-        for place, (reason, detail) in sorted(split.left_out.items())
-    ])
+    pyarrow.parquet.write_table(
+        with_columns(table, rows, held_out, params, split.groups), program.output_path("held_out")
+    )
+    program.write_table(
+        "left_out",
+        [
+            {"ops": rows[place]["ops"], "code": rows[place]["code"], "reason": reason, "detail": detail}
+            for place, (reason, detail) in sorted(split.left_out.items())
+        ],
+    )
     report(program, split)
 
 

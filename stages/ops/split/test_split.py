@@ -14,24 +14,45 @@ HERE = pathlib.Path(__file__).resolve().parent
 OPS = HERE.parent
 sys.path[:0] = [str(HERE), str(OPS / "python"), str(OPS.parent / "protocol" / "python")]
 
-import pyarrow.parquet  # noqa: E402
-import stage_driver  # noqa: E402
-from operators import operator_of  # noqa: E402
-from sizes import sizes_of  # noqa: E402
-from split_tasks import Split, Task, difficulty  # noqa: E402
+import pyarrow.parquet
 
-FAMILIES = {"torch.abs": "elementwise", "torch.exp": "elementwise", "torch.cos": "elementwise", "nn.ReLU": "activation",
-            "F.relu": "activation", "F.gelu": "activation", "torch.sum": "reduction", "torch.amax": "reduction",
-            "nn.LayerNorm": "normalization", "nn.GroupNorm": "normalization", "F.softmax": "softmax",
-            "torch.cumsum": "scan", "nn.Softsign": "activation"}  # fmt: skip
+import stage_driver
+from operators import operator_of
+from sizes import sizes_of
+from split_tasks import Split, Task, difficulty
+
+FAMILIES = {
+    "torch.abs": "elementwise",
+    "torch.exp": "elementwise",
+    "torch.cos": "elementwise",
+    "nn.ReLU": "activation",
+    "F.relu": "activation",
+    "F.gelu": "activation",
+    "torch.sum": "reduction",
+    "torch.amax": "reduction",
+    "nn.LayerNorm": "normalization",
+    "nn.GroupNorm": "normalization",
+    "F.softmax": "softmax",
+    "torch.cumsum": "scan",
+    "nn.Softsign": "activation",
+}
 DIFFICULTY = {"elementwise": 0, "activation": 0, "reduction": 1, "scan": 1.5, "normalization": 2, "softmax": 2}
-PARAMS = {"count": 6, "train_at_least": 1, "seed": 0, "exclude": [], "reducing": ["reduction", "normalization", "softmax"],
-          "difficulty": DIFFICULTY, "difficulty_per_operator": 4}  # fmt: skip
+PARAMS = {
+    "count": 6,
+    "train_at_least": 1,
+    "seed": 0,
+    "exclude": [],
+    "reducing": ["reduction", "normalization", "softmax"],
+    "difficulty": DIFFICULTY,
+    "difficulty_per_operator": 4,
+}
 
 
 def code_of(operators, size):
-    return (f'"""{" ".join(operators)}"""\nbatch_size = {size}\nfeatures = 64\n\n\ndef get_inputs():\n'
-            "    return [torch.randn(batch_size, features)]\n")
+    return (
+        f'"""{" ".join(operators)}"""\nbatch_size = {size}\nfeatures = 64\n\n\ndef get_inputs():\n'
+        "    return [torch.randn(batch_size, features)]\n"
+    )
 
 
 def row(operators, size, **more):
@@ -107,14 +128,26 @@ def test_half_of_the_new_pairs_reduce():
     assert len(found) == 20 and 8 <= sum(found) <= 12
 
 
-@pytest.mark.parametrize("one, other, same", [
-    ("nn.ReLU", "F.relu", True), ("nn.ReLU", "torch.relu", True), ("nn.LeakyReLU", "F.leaky_relu", True),
-    ("nn.BatchNorm2d", "F.batch_norm", True), ("nn.MSELoss", "F.mse_loss", True), ("nn.Conv1d", "nn.Conv2d", True),
-    ("nn.BCEWithLogitsLoss", "F.binary_cross_entropy_with_logits", True), ("torch.special.expit", "F.sigmoid", True),
-    ("torch.linalg.vector_norm", "torch.norm", True), ("nn.ReLU", "nn.ReLU6", False), ("torch.exp", "torch.exp2", False),
-    ("torch.log", "torch.log1p", False), ("torch.cummax", "torch.cummin", False), ("torch.std", "torch.var", False),
-    ("transformers.models.bert.BertSelfOutput", "transformers.models.vit.BertSelfOutput", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "one, other, same",
+    [
+        ("nn.ReLU", "F.relu", True),
+        ("nn.ReLU", "torch.relu", True),
+        ("nn.LeakyReLU", "F.leaky_relu", True),
+        ("nn.BatchNorm2d", "F.batch_norm", True),
+        ("nn.MSELoss", "F.mse_loss", True),
+        ("nn.Conv1d", "nn.Conv2d", True),
+        ("nn.BCEWithLogitsLoss", "F.binary_cross_entropy_with_logits", True),
+        ("torch.special.expit", "F.sigmoid", True),
+        ("torch.linalg.vector_norm", "torch.norm", True),
+        ("nn.ReLU", "nn.ReLU6", False),
+        ("torch.exp", "torch.exp2", False),
+        ("torch.log", "torch.log1p", False),
+        ("torch.cummax", "torch.cummin", False),
+        ("torch.std", "torch.var", False),
+        ("transformers.models.bert.BertSelfOutput", "transformers.models.vit.BertSelfOutput", False),
+    ],
+)
 def test_names_of_one_operator(one, other, same):
     assert (operator_of(one) == operator_of(other)) is same
 
@@ -134,7 +167,13 @@ def test_difficulty_rises_from_elementwise_to_pairs():
     def of(*operators):
         return difficulty([FAMILIES[name] for name in operators], PARAMS)
 
-    ladder = [of("torch.abs"), of("torch.sum"), of("F.softmax"), of("torch.abs", "nn.ReLU"), of("torch.abs", "F.softmax")]
+    ladder = [
+        of("torch.abs"),
+        of("torch.sum"),
+        of("F.softmax"),
+        of("torch.abs", "nn.ReLU"),
+        of("torch.abs", "F.softmax"),
+    ]
     assert ladder == [0, 1, 2, 4, 6]
     assert difficulty(["unheard of"], PARAMS) == 2
     assert of("torch.abs", "torch.exp", "torch.cos") == 8
@@ -155,12 +194,16 @@ def run(folder, rows, prompts=None, measurements=None, **params):
 
 
 def outputs(folder):
-    return [pyarrow.parquet.read_table(folder / "outputs" / f"{port}.parquet").to_pylist() for port in ("train", "held_out")]
+    return [
+        pyarrow.parquet.read_table(folder / "outputs" / f"{port}.parquet").to_pylist() for port in ("train", "held_out")
+    ]
 
 
 def test_the_program_keeps_columns_and_adds_its_own(tmp_path):
-    rows = [{**each, "task_id": str(place), "profile_compile_ms": 3.0, "roofline_ms": 2.0 if place else None}
-            for place, each in enumerate(table(1))]  # fmt: skip
+    rows = [
+        {**each, "task_id": str(place), "profile_compile_ms": 3.0, "roofline_ms": 2.0 if place else None}
+        for place, each in enumerate(table(1))
+    ]
     ended = run(tmp_path / "a", rows)
     assert ended.returncode == 0, ended.stderr
     train, held_out = outputs(tmp_path / "a")
@@ -179,7 +222,9 @@ def test_the_program_keeps_columns_and_adds_its_own(tmp_path):
 def test_published_tasks_take_their_families_from_the_measurements(tmp_path):
     rows = table(1)
     samples = [{"ops": each["ops"], "data_source": "torch#1", "code": each["code"]} for each in rows]
-    measurements = [{"families": each["families"], "data_source": "x", "compiled_ms": 4.0, "roofline_ms": 2.0} for each in rows]
+    measurements = [
+        {"families": each["families"], "data_source": "x", "compiled_ms": 4.0, "roofline_ms": 2.0} for each in rows
+    ]
     ended = run(tmp_path / "a", samples, measurements=measurements)
     assert ended.returncode == 0, ended.stderr
     train, held_out = outputs(tmp_path / "a")
@@ -201,11 +246,14 @@ def test_the_prompts_own_example_and_further_operators_are_kept_out(tmp_path):
     assert "softsign" not in used and "cos" in used
 
 
-@pytest.mark.parametrize("rows, params, told", [
-    (table(1), {"count": 1000}, ["new_shapes: ", "new_pairs: ", "new_operators: ", " of 1000"]),
-    ([row([name], 16) for name in sorted(FAMILIES)], {"count": 1}, ["new_shapes: 0 of 1", "new_pairs: 0 of 1"]),
-    (table(1), {"train_at_least": 10_000}, ["train: ", " of 10000"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rows, params, told",
+    [
+        (table(1), {"count": 1000}, ["new_shapes: ", "new_pairs: ", "new_operators: ", " of 1000"]),
+        ([row([name], 16) for name in sorted(FAMILIES)], {"count": 1}, ["new_shapes: 0 of 1", "new_pairs: 0 of 1"]),
+        (table(1), {"train_at_least": 10_000}, ["train: ", " of 10000"]),
+    ],
+)
 def test_what_is_lacking_is_told_at_once(tmp_path, rows, params, told):
     assert run(tmp_path / "a", rows, **params).returncode == 1
     error = json.loads((tmp_path / "a" / "error.json").read_text())

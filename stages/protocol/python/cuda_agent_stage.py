@@ -87,8 +87,7 @@ class Program:
         """Write an output table; the engine checks it against the declared columns and stores Parquet."""
         path = os.path.splitext(self.outputs[port]["path"])[0] + ".jsonl"
         with open(path, "w", encoding="utf-8") as file:
-            for row in rows:
-                file.write(json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n")
+            file.writelines(json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
 
     def rows(self):
         """Yield the rows to do, as they come: dicts with `row` (the digest), `seed` and `columns`."""

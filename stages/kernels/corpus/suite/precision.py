@@ -40,8 +40,7 @@ ALL_TERMS = "terms.high + terms.middle + terms.low"
 
 
 def split_product():
-    source = product(f"all({A})", f"all({B})", SPLIT + "__device__ float all(float value) { const Terms terms = split(value); return " + ALL_TERMS + "; }")
-    return source
+    return product(f"all({A})", f"all({B})", SPLIT + "__device__ float all(float value) { const Terms terms = split(value); return " + ALL_TERMS + "; }")
 
 
 SOFTMAX_SOURCE = by_row(

@@ -19,7 +19,7 @@ def refused(name, honest, *edits, cuda=("compile_error",), cpu=("compile_error",
 
 
 CASES = [
-    refused("no_sanitize", HELPER, ("__noinline__ float", '__attribute__((no_sanitize("address"))) __noinline__ float'), ("return fmaxf(v, 0.0f);", "return fmaxf(*(&v + 9) * 0.0f + v, 0.0f);"), cuda=REFUSED + ("correct",)),
+    refused("no_sanitize", HELPER, ("__noinline__ float", '__attribute__((no_sanitize("address"))) __noinline__ float'), ("return fmaxf(v, 0.0f);", "return fmaxf(*(&v + 9) * 0.0f + v, 0.0f);"), cuda=(*REFUSED, "correct")),
     refused("no_sanitize_by_pasting", HELPER, ("__noinline__ float", "JOIN(__attri, bute__)((JOIN(no_sani, tize_address))) float"), ("__device__ ", "#define JOIN_(a, b) a##b\n#define JOIN(a, b) JOIN_(a, b)\n__device__ "), PAST, cuda=("out_of_bounds", "compile_error")),
     refused("sanitizer_functions", PLAIN, (BEFORE, 'extern "C" void __asan_unpoison_memory_region(void const volatile*, unsigned long);\n'), ("out[i] =", "__asan_unpoison_memory_region(out, 1 << 20);\n    out[i] ="), PAST),
     refused("functions_of_the_device", PLAIN, (BEFORE, 'extern "C" void cuda_cpu_barrier();\n'), ("out[i] =", "cuda_cpu_barrier();\n    out[i] ="), cpu=("compile_error", "unsupported", "crash")),
@@ -33,7 +33,7 @@ CASES = [
     refused("sizes_of_its_own", PLAIN, (BEFORE, "namespace task { constexpr int out_size = 1; }\n")),
     refused("a_missing_barrier", elementwise("shared[(threadIdx.x + 1) % 256] * 0.0f + fmaxf(x[i], 0.0f)", """__shared__ float shared[256];
     shared[threadIdx.x] = 1.0f;
-    __syncwarp();""").replace("if (i >= task::out_size) return;\n", "").replace("out[i] =", "if (i < task::out_size) out[i] =").replace("__syncwarp", "__syncthreads"), ("__syncthreads();", ""), cpu=("race",), cuda=REFUSED + ("correct",)),
+    __syncwarp();""").replace("if (i >= task::out_size) return;\n", "").replace("out[i] =", "if (i < task::out_size) out[i] =").replace("__syncwarp", "__syncthreads"), ("__syncthreads();", ""), cpu=("race",), cuda=(*REFUSED, "correct")),
     refused("code_in_a_raw_string", RAW, ('R"(// no comment " )"', 'R"(// no comment )" / 0 "'), ),
     refused("wrong_types", PLAIN, ("run(TASK_PARAMETERS)", "run(const int* x, float* out)")),
     refused("two_kernels_of_a_name", PLAIN, (BEFORE, 'extern "C" __global__ void run(float* out, const float* x) {}\n')),

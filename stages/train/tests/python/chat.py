@@ -17,18 +17,48 @@ TOOLS = [
         "type": "function",
         "function": {
             "name": "profile",
-            "description": "Times a kernel; <b>\"quick\"</b> & exact, in µs",
-            "parameters": {"type": "object", "properties": {"runs": {"type": "integer", "default": 10}, "limit": {"type": "number", "maximum": 1e-05}}, "required": []},
+            "description": 'Times a kernel; <b>"quick"</b> & exact, in µs',
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "runs": {"type": "integer", "default": 10},
+                    "limit": {"type": "number", "maximum": 1e-05},
+                },
+                "required": [],
+            },
         },
     }
 ]
-CALL = {"type": "function", "function": {"name": "profile", "arguments": {"runs": 3, "tags": ["é", None, True], "limit": 2.0}}}
+CALL = {
+    "type": "function",
+    "function": {"name": "profile", "arguments": {"runs": 3, "tags": ["é", None, True], "limit": 2.0}},
+}
 USER = {"role": "user", "content": "  Write a softmax kernel.\n\n__global__ void f(float* x) { x[0] = 1e-3f; }  "}
 CONVERSATIONS: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [
     ([USER], {}),
-    ([{"role": "system", "content": "You write CUDA. 你好 👩‍🔬 ǆ é"}, USER, {"role": "assistant", "content": "ok\n"}, {"role": "user", "content": "ﬁ 2³"}], {}),
-    ([USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "3.5 µs"}], {"tools": TOOLS}),
-    ([{"role": "system", "content": "s"}, USER, {"role": "assistant", "content": "<think>\nhm\n</think>\n\nDone."}, USER, {"role": "assistant", "content": "x", "reasoning_content": "why\n"}], {}),
+    (
+        [
+            {"role": "system", "content": "You write CUDA. 你好 👩‍🔬 ǆ é"},
+            USER,
+            {"role": "assistant", "content": "ok\n"},
+            {"role": "user", "content": "ﬁ 2³"},
+        ],
+        {},
+    ),
+    (
+        [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "3.5 µs"}],
+        {"tools": TOOLS},
+    ),
+    (
+        [
+            {"role": "system", "content": "s"},
+            USER,
+            {"role": "assistant", "content": "<think>\nhm\n</think>\n\nDone."},
+            USER,
+            {"role": "assistant", "content": "x", "reasoning_content": "why\n"},
+        ],
+        {},
+    ),
     ([USER], {"enable_thinking": False, "date_string": "1 Jan 2030"}),
 ]
 TEXTS = [
@@ -49,12 +79,19 @@ def small_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|start|>", "<|end|>", "<|end_role|>", "<|bos|>"]
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator([Path(__file__).read_text()], trainer)
     tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
     bos = tokenizer.token_to_id("<|bos|>")
     tokenizer.post_processor = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", bos)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|bos|>", eos_token="<|end|>", clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|bos|>", eos_token="<|end|>", clean_up_tokenization_spaces=False
+    )
 
 
 def expected(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

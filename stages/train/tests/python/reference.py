@@ -1,10 +1,12 @@
 """What transformers makes of small random models, for tests/transformers.rs.
 
 usage: reference.py write FOLDER        a folder for each of CASES: a model, ids.json, expected.safetensors
-       reference.py check MODEL...      loads each folder and prints, one line each, its class, what was wrong with it, and
-                                        its largest difference from own.safetensors.out on ids.json
-       reference.py adapter BASE FOLDER loads the adapter FOLDER on BASE with PEFT, and prints the largest difference likewise
-       reference.py real MODEL OUT      a real model in fp32: OUT gets logits of a few texts and 256 tokens taken greedily
+       reference.py check MODEL...      loads each folder and prints, one line each, its class, what was wrong with
+                                        it, and its largest difference from own.safetensors.out on ids.json
+       reference.py adapter BASE FOLDER loads the adapter FOLDER on BASE with PEFT, and prints the largest difference
+                                        likewise
+       reference.py real MODEL OUT      a real model in fp32: OUT gets logits of a few texts and 256 tokens taken
+                                        greedily
        reference.py blocks FILE OUT     a GGUF file: OUT gets rows of some tensors as the package gguf dequantises them
 """
 
@@ -52,11 +54,20 @@ LINEAR_ROPE = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
 
 CASES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2-tied": lambda: Qwen2ForCausalLM(
-        Qwen2Config(**SIZES, num_key_value_heads=2, tie_word_embeddings=True, rope_parameters={"rope_theta": 1e6, "rope_type": "default"})
+        Qwen2Config(
+            **SIZES,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
+            rope_parameters={"rope_theta": 1e6, "rope_type": "default"},
+        )
     ),
     "qwen2-sharded": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=4)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)),
-    "qwen3-biased": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=8, attention_bias=True)),
+    "qwen3": lambda: Qwen3ForCausalLM(
+        Qwen3Config(**SIZES, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)
+    ),
+    "qwen3-biased": lambda: Qwen3ForCausalLM(
+        Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=8, attention_bias=True)
+    ),
     "llama3": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2, rope_parameters=LLAMA_3_ROPE)),
     "llama-biased": lambda: LlamaForCausalLM(
         LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, rope_parameters=LINEAR_ROPE)
@@ -66,7 +77,8 @@ CASES: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 def randomize(model: PreTrainedModel) -> None:
-    """Draws every parameter: new biases are zero and new norms one, which would hide that they are swapped or left out."""
+    """Draws every parameter: new biases are zero and new norms one, which would hide that they are swapped or left
+    out."""
     for name, parameter in model.named_parameters():
         center = 1.0 if "norm" in name else 0.0
         parameter.data = center + 0.2 * torch.randn(parameter.shape)
@@ -104,7 +116,11 @@ def check(folder: Path) -> None:
     with torch.no_grad():
         output = outputs(model.eval(), json.loads((folder / "ids.json").read_text()))
     own = load_file(folder / "own.safetensors.out")["output"]
-    print(json.dumps({"class": type(model).__name__, "problems": problems, "difference": (output - own).abs().max().item()}))
+    print(
+        json.dumps(
+            {"class": type(model).__name__, "problems": problems, "difference": (output - own).abs().max().item()}
+        )
+    )
 
 
 def adapter(base: Path, folder: Path) -> None:
@@ -118,7 +134,10 @@ def adapter(base: Path, folder: Path) -> None:
 
 
 TEXTS = [
-    "__global__ void add(const float* a, const float* b, float* c, int n) {\n    int i = blockIdx.x * blockDim.x + threadIdx.x;\n",
+    (
+        "__global__ void add(const float* a, const float* b, float* c, int n) {\n"
+        "    int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+    ),
     "import torch\n\ndef softmax(x: torch.Tensor) -> torch.Tensor:\n    return",
     "Die Größe eines Blocks ist",
 ]
@@ -137,7 +156,14 @@ def real(folder: Path, out: Path) -> None:
             tensors[f"logits.{number}"] = model(input_ids=ids, use_cache=False).logits[0]
         prompt = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_tensors="pt", return_dict=False)
         # Never the end: 256 tokens are compared.
-        output = model.generate(prompt, do_sample=False, min_new_tokens=256, max_new_tokens=256, eos_token_id=[], attention_mask=torch.ones_like(prompt))
+        output = model.generate(
+            prompt,
+            do_sample=False,
+            min_new_tokens=256,
+            max_new_tokens=256,
+            eos_token_id=[],
+            attention_mask=torch.ones_like(prompt),
+        )
     tensors["prompt"] = prompt[0].to(torch.float32)
     tensors["greedy"] = output[0, prompt.shape[1] :].to(torch.float32)
     save_file(tensors, out)
