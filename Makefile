@@ -46,9 +46,10 @@ test: lint-python test-rust test-train test-python ## Everything that is checked
 	@echo "All checks passed."
 
 # What they check and how is in pyproject.toml.
-lint-python: venv-dev ## Format and lint of the Python; `.venv/bin/ruff format` and `ruff check --fix` mend most of it
+lint-python: venv-dev ## Format, lint and types of the Python; `.venv/bin/ruff format` and `ruff check --fix` mend most
 	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/ruff check --quiet .
+	$(VENV)/bin/basedpyright --level error
 
 test-rust: venv-dev azurite tools
 	cargo fmt --all --check

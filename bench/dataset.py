@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DONE = re.compile(r"^(\S+): done in ([0-9.]+) (ms|s|min|h)\b(?: \((\d+) rows executed)?")
@@ -50,10 +51,11 @@ stages:
 """
 
 
-def run(arguments, command, log):
+def run(arguments: argparse.Namespace, command: list[str], log: Any) -> tuple[float, dict[str, Any]]:
     """Seconds, and for each stage that was executed its seconds and rows; what it prints goes to the log and on."""
     started, stages = time.monotonic(), {}
     process = subprocess.Popen([arguments.binary, *command], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
     for line in process.stderr:
         print(line, end="", file=log)
         print("  " + line, end="", flush=True)
@@ -65,7 +67,7 @@ def run(arguments, command, log):
     return time.monotonic() - started, stages
 
 
-def table_of(arguments, options, what, folder):
+def table_of(arguments: argparse.Namespace, options: list[str], what: Any, folder: pathlib.Path) -> tuple[Any, Any]:
     """An output of a stage that was made."""
     import pyarrow.parquet
 
@@ -77,12 +79,12 @@ def table_of(arguments, options, what, folder):
     return path, pyarrow.parquet.read_table(path).to_pylist()
 
 
-def rate(stages, stage):
+def rate(stages: Any, stage: Any) -> Any:
     seconds, rows = stages.get(stage, (0.0, 0))
     return rows / seconds * 3600 if rows and seconds else None
 
 
-def differences(beside, alone):
+def differences(beside: Any, alone: Any) -> dict[str, list[Any]]:
     """By kind of time: how far each task's time beside other work is from that taken alone, as a share."""
     by_code = {row["code"]: row for row in beside}
     found = {name: [] for name in TIMES}
@@ -93,7 +95,7 @@ def differences(beside, alone):
     return found
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--binary", required=True)
     parser.add_argument("--pipeline", default="pipelines/ops.yaml")

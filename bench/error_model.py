@@ -12,6 +12,7 @@ import argparse
 import statistics
 import sys
 import time
+from typing import Any
 
 from evaluator import ROOT, Corpus
 
@@ -19,7 +20,7 @@ sys.path[:0] = [str(ROOT / "stages/kernels/python"), str(ROOT / "stages/torch_ru
 TRIALS = 5
 
 
-def verdict(worker, first):
+def verdict(worker: Any, first: int) -> float:
     """Draws and judgements of one verdict, in seconds."""
     from reference import synchronize
 
@@ -42,7 +43,7 @@ def verdict(worker, first):
     return spent
 
 
-def measure(worker, name, code, repeats):
+def measure(worker: Any, name: str, code: str, repeats: int) -> Any:
     request = {"code": code, "name": name, "policy": "strict", "seed": 0}
     worker.handle({"do": "begin", "task": request, "seed": "0123456789abcdef", "sets": 1})
     held = worker._sets.task
@@ -56,7 +57,7 @@ def measure(worker, name, code, repeats):
     return {is_there: statistics.median(seconds[1:]) * 1e3 for is_there, seconds in times.items()}
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--repeats", type=int, default=7)

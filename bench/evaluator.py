@@ -27,6 +27,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import sections
 from sections import report
@@ -52,7 +54,7 @@ PARAMS = {
 }
 
 
-def gpus():
+def gpus() -> Any:
     command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
@@ -60,7 +62,7 @@ def gpus():
 class Stage:
     """`cuda-agent stage kernels/evaluate`, driven as the engine drives it."""
 
-    def __init__(self, binary, window=64, device="cuda", **params):
+    def __init__(self, binary: str | pathlib.Path, window: int = 64, device: str = "cuda", **params: Any) -> None:
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="evaluator-"))
         grant = gpus() if device == "cuda" else []
         request = {
@@ -99,14 +101,14 @@ class Stage:
         self.answers = queue.Queue()
         threading.Thread(target=self._listen, args=[os.fdopen(read)], daemon=True).start()
 
-    def _listen(self, events):
+    def _listen(self, events: Any) -> None:
         for line in events:
             event = json.loads(line)
             if event.get("event") == "row":
                 self.answers.put(event)
         self.answers.put(None)
 
-    def judge(self, rows, patience=300):
+    def judge(self, rows: list[dict[str, Any]], patience: int = 300) -> tuple[list[dict[str, Any]], float]:
         """Verdicts of `rows`, in their order, and the seconds that all of them took. `patience` is how many seconds
         there may be between two."""
         started = time.perf_counter()
@@ -124,37 +126,37 @@ class Stage:
         seconds = time.perf_counter() - started
         return [verdict(answers[index]) for index in range(len(rows))], seconds
 
-    def close(self):
+    def close(self) -> Any:
         self.process.stdin.close()
         return self.process.wait(60)
 
 
-def verdict(answer):
+def verdict(answer: Any) -> Any:
     if answer["status"] != "done":
         return {"outcome": answer["status"], "message": answer.get("detail"), "correct": None, "verdict": "{}"}
     return answer["outputs"]["verdicts"][0]
 
 
 class Corpus:
-    def __init__(self):
+    def __init__(self) -> None:
         self.index = json.loads((CORPUS / "corpus.json").read_text())
         self.tasks = {task["name"]: task for task in self.index["tasks"]}
         self._serial = 0
 
-    def code(self, name):
+    def code(self, name: str) -> str:
         return (CORPUS / "tasks" / f"{name}.py").read_text()
 
-    def row(self, kind, name, task=None, format=None):
+    def row(self, kind: Any, name: str, task: Any = None, format: Any = None) -> dict[str, Any]:
         source = (CORPUS / kind / f"{name}.cu").read_text()
         task = self.tasks[task or name]
         return {"code": self.code(task["name"]), "source": self.salted(source), "format": format or task["format"]}
 
-    def salted(self, source):
+    def salted(self, source: str) -> Any:
         """With a comment of its own, so that no cache has seen it."""
         self._serial += 1
         return source + f"\n// {self._serial} {random.getrandbits(64):x}\n"
 
-    def small_row(self, kind, name, task=None, format=None):
+    def small_row(self, kind: Any, name: str, task: Any = None, format: Any = None) -> dict[str, Any]:
         """With the sizes that the CPU device bears."""
         row = self.row(kind, name, task, format)
         for constant, value in self.tasks[task or name]["small"].items():
@@ -164,80 +166,91 @@ class Corpus:
             assert count == 1, f"the task has no constant {constant}"
         return row
 
-    def nasty(self, name):
+    def nasty(self, name: str) -> dict[str, Any]:
         entry = next(entry for entry in self.index["nasty"] if entry["name"] == name)
         return self.row("nasty", name, entry["task"], entry["format"])
 
 
-def save(options, name, verdicts):
+def save(options: argparse.Namespace, name: str, verdicts: list[dict[str, Any]]) -> None:
     (options.out / f"{name}.jsonl").write_text("".join(json.dumps(verdict) + "\n" for verdict in verdicts))
 
 
-def corpus_cases(options, corpus):
-    """What is in the corpus's folders: class, name, row, policy, the outcomes that are right, and whether it
-    attacks."""
+class Case(NamedTuple):
+    """A candidate and what may come of it."""
+
+    group: str
+    name: str
+    row: dict[str, str]
+    policy: str
+    expected: Sequence[str]
+    """The outcomes that are right."""
+    is_attack: bool
+
+    def kind(self, outcome: str) -> str:
+        """What came of it, as the table counts it."""
+        if outcome in self.expected:
+            return "as expected"
+        if not self.is_attack:
+            return "twin refused"
+        return "attack accepted" if outcome == "correct" else "other outcome"
+
+
+def corpus_cases(options: argparse.Namespace, corpus: Any) -> Iterator[Case]:
+    """What is in the corpus's folders."""
     policy = corpus.index["policy"]
     sized = corpus.small_row if options.device == "cpu" else corpus.row
     device = options.device
     for name in corpus.tasks:
-        yield "corpus", f"right/{name}", sized("right", name), policy, ["correct"], False
+        yield Case("corpus", f"right/{name}", sized("right", name), policy, ["correct"], False)
     for name, task in corpus.tasks.items():
-        yield "corpus", f"wrong/{name}", sized("wrong", name), policy, task["wrong"][device], True
+        yield Case("corpus", f"wrong/{name}", sized("wrong", name), policy, task["wrong"][device], True)
     for entry in corpus.index["nasty"]:
         row = sized("nasty", entry["name"], entry["task"], entry["format"])
-        yield "corpus", f"nasty/{entry['name']}", row, policy, entry[device], entry[device] != ["correct"]
+        yield Case("corpus", f"nasty/{entry['name']}", row, policy, entry[device], entry[device] != ["correct"])
 
 
-def suite_cases(options, corpus):
+def suite_cases(options: argparse.Namespace, corpus: Any) -> Iterator[Case]:
     """The same of the suite."""
     sys.path.insert(0, str(CORPUS))
     import suite
 
     for group, entry in suite.entries():
         row = {"code": entry.code, "source": corpus.salted(entry.source), "format": entry.format}
-        yield group, entry.id, row, entry.policy, entry.expected[options.device], entry.is_attack
+        yield Case(group, entry.id, row, entry.policy, entry.expected[options.device], entry.is_attack)
 
 
-def agreement(options, corpus):
+def agreement(options: argparse.Namespace, corpus: Any) -> None:
     """Every candidate of the corpus and of the suite, against what is said should come of it."""
     cases = [*corpus_cases(options, corpus), *suite_cases(options, corpus)]
     if options.only:
-        cases = [case for case in cases if any(only == case[0] or only in case[1] for only in options.only)]
+        cases = [case for case in cases if any(only == case.group or only in case.name for only in options.only)]
     started = time.perf_counter()
     verdicts = {}
-    for policy in sorted({case[3] for case in cases}):
-        chosen = [case for case in cases if case[3] == policy]
+    for policy in sorted({case.policy for case in cases}):
+        chosen = [case for case in cases if case.policy == policy]
         limit, window = (30, 6) if options.device == "cpu" else (2, 64)
         stage = Stage(options.binary, window, options.device, timing=False, time_limit_s=limit, policy=policy)
-        judged, _ = stage.judge([case[2] for case in chosen], patience=900)
+        judged, _ = stage.judge([case.row for case in chosen], patience=900)
         stage.close()
-        verdicts |= {case[1]: verdict for case, verdict in zip(chosen, judged, strict=True)}
+        found = {case.name: verdict for case, verdict in zip(chosen, judged, strict=True)}
         # What a later interruption leaves.
-        save(
-            options,
-            f"agreement-{policy}",
-            [{"id": case[1]} | verdict for case, verdict in zip(chosen, judged, strict=True)],
-        )
+        save(options, f"agreement-{policy}", [{"id": name} | verdict for name, verdict in found.items()])
+        verdicts |= found
         print(f"{policy}: {len(chosen)} judged after {time.perf_counter() - started:.0f} s", flush=True)
-    lines = [{"id": case[1], "expected": list(case[4])} | verdicts[case[1]] for case in cases]
-    save(options, "agreement", lines)
+    save(
+        options,
+        "agreement",
+        [{"id": case.name, "expected": list(case.expected)} | verdicts[case.name] for case in cases],
+    )
     by_class = {}
-    for group, name, _, _, expected, is_attack in cases:
-        outcome = verdicts[name]["outcome"]
-        counts = by_class.setdefault(group, collections.Counter())
-        counts["attacks" if is_attack else "twins"] += 1
-        if outcome in expected:
-            counts["as expected"] += 1
-            continue
-        kind = (
-            "attack accepted"
-            if is_attack and outcome == "correct"
-            else "other outcome"
-            if is_attack
-            else "twin refused"
-        )
+    for case in cases:
+        outcome = verdicts[case.name]["outcome"]
+        counts, kind = by_class.setdefault(case.group, collections.Counter()), case.kind(outcome)
+        counts["attacks" if case.is_attack else "twins"] += 1
         counts[kind] += 1
-        print(f"{kind}: {name}: {outcome} ({verdicts[name]['message']}), expected {' or '.join(expected)}")
+        if kind != "as expected":
+            message, expected = verdicts[case.name]["message"], " or ".join(case.expected)
+            print(f"{kind}: {case.name}: {outcome} ({message}), expected {expected}")
     columns = ["attacks", "twins", "as expected", "attack accepted", "twin refused", "other outcome"]
     rows = [*by_class.items(), ("all", sum(by_class.values(), collections.Counter()))]
     print("\n| class | " + " | ".join(columns) + " |\n|---|" + "--:|" * len(columns))
@@ -247,7 +260,7 @@ def agreement(options, corpus):
     report("agreement", f"{agreed} of {len(cases)} as expected, {time.perf_counter() - started:.0f} s", "bar: all")
 
 
-def warm(stage, corpus, names):
+def warm(stage: Any, corpus: Any, names: Any) -> Any:
     """Tasks are known and baselines compiled before anything is counted, as in a stage of thousands of candidates."""
     rows = [corpus.row("right", name) for name in names for _ in range(3)]
     verdicts, seconds = stage.judge(rows)
@@ -258,7 +271,7 @@ def warm(stage, corpus, names):
     return verdicts
 
 
-def compile_failures(options, corpus):
+def compile_failures(options: argparse.Namespace, corpus: Any) -> None:
     stage = Stage(options.binary, timing=False)
     names = list(corpus.tasks)
     # A missing semicolon, an undefined name, an undefined function, a brace too many, a wrong type: what models write.
@@ -282,7 +295,7 @@ def compile_failures(options, corpus):
     stage.close()
 
 
-def correct_only(options, corpus):
+def correct_only(options: argparse.Namespace, corpus: Any) -> None:
     stage = Stage(options.binary, timing=False)
     names = [name for name in corpus.tasks if corpus.tasks[name]["format"] == "kernel"]
     warm(stage, corpus, names)
@@ -306,7 +319,7 @@ CLOCK_PARTS = {
 }
 
 
-def timed(options, corpus):
+def timed(options: argparse.Namespace, corpus: Any) -> None:
     stage = Stage(options.binary)
     names = [name for name in corpus.tasks if corpus.tasks[name]["format"] == "kernel"]
     seen = warm(stage, corpus, names)
@@ -340,7 +353,7 @@ def timed(options, corpus):
     stage.close()
 
 
-def spread(options, corpus):
+def spread(options: argparse.Namespace, corpus: Any) -> None:
     """Ten repeats of the whole verdict, one at a time."""
     stage = Stage(options.binary, window=1)
     names = list(corpus.tasks)
@@ -374,12 +387,12 @@ def spread(options, corpus):
     stage.close()
 
 
-def memory_used():
+def memory_used() -> Any:
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
 
 
-def nasty(options, corpus):
+def nasty(options: argparse.Namespace, corpus: Any) -> None:
     """A long run with hangs, crashes and writes out of bounds among right and wrong candidates."""
     before = options.memory_before
     stage = Stage(options.binary, timing=False, time_limit_s=1)
@@ -423,7 +436,7 @@ def nasty(options, corpus):
     )
 
 
-def large(options, corpus):
+def large(options: argparse.Namespace, corpus: Any) -> None:
     """More candidates at once than the card has memory for."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     total = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
@@ -444,7 +457,7 @@ def large(options, corpus):
 LAUNCH = re.compile(r"TASK_LAUNCH\((\w+),\s*(.*)\);")
 
 
-def extension(corpus, binary, name):
+def extension(corpus: Any, binary: str | pathlib.Path, name: str) -> str:
     """The same kernels as KernelBench wants them: a Python file that builds them with load_inline."""
     source = (CORPUS / "right" / f"{name}.cu").read_text()
     command = [str(binary), "check", "--header", "--task", str(CORPUS / "tasks" / f"{name}.py")]
@@ -481,11 +494,11 @@ class ModelNew(torch.nn.Module):
 """
 
 
-def peer(options, corpus):
+def peer(options: argparse.Namespace, corpus: Any) -> None:
     """KernelBench's own evaluation of the same kernels: load_inline, 5 trials, 100 timings."""
     sys.path.insert(0, str(options.kernelbench / "src"))
     import torch
-    from kernelbench import eval as kernelbench_eval
+    from kernelbench import eval as kernelbench_eval  # pyright: ignore[reportMissingImports] (not from an index)
 
     os.environ["TORCH_CUDA_ARCH_LIST"] = "9.0"
     seconds = {}
@@ -546,7 +559,7 @@ SECTIONS = {
 }
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target/release/cuda-agent")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/evaluator-bench")

@@ -36,6 +36,8 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "mutants"
@@ -81,7 +83,7 @@ LEAST_LIMIT_S = 30
 class Source:
     """A file, with its mutants built together."""
 
-    def __init__(self, path, mutants):
+    def __init__(self, path: str | pathlib.Path, mutants: Any) -> None:
         self.path = path
         self.text = (ROOT / path).read_text()
         self.starts = [0]
@@ -91,10 +93,10 @@ class Source:
         for mutant in mutants:
             self.functions[self.body(mutant)].append(mutant)
 
-    def place(self, position):
+    def place(self, position: Any) -> Any:
         return self.starts[position["line"] - 1] + position["column"] - 1
 
-    def body(self, mutant):
+    def body(self, mutant: Any) -> tuple[int, Any]:
         """Where a mutant's function begins and ends, braces included."""
         function = mutant["function"]
         start, end = self.starts[function["span"]["start"]["line"] - 1], self.place(function["span"]["end"])
@@ -106,16 +108,16 @@ class Source:
             place += 1
         return place, end
 
-    def edited(self, mutant, start, end):
+    def edited(self, mutant: Any, start: Any, end: Any) -> Any:
         """A part of the text with one mutant in it."""
         first, last = self.place(mutant["span"]["start"]), self.place(mutant["span"]["end"])
         return self.text[start:first] + mutant["replacement"] + self.text[last:end]
 
-    def with_one(self, mutant):
+    def with_one(self, mutant: Any) -> Any:
         """The file with one mutant, as cargo-mutants would build it."""
         return self.edited(mutant, 0, len(self.text))
 
-    def with_all(self, left_out):
+    def with_all(self, left_out: Any) -> tuple[Any, dict[str, Any]]:
         """The file with all mutants but some, and the mutant at each line (by number from 1) that belongs to one."""
         text = self.part(0, len(self.text), left_out)
         lines, current = {}, None
@@ -128,7 +130,7 @@ class Source:
                 lines[number] = current
         return text, lines
 
-    def part(self, start, end, left_out):
+    def part(self, start: Any, end: Any, left_out: Any) -> Any:
         """A part of the text, where functions that begin and end in it are switched."""
         inside = [span for span in self.functions if start < span[0] and span[1] < end]
         outermost = [one for one in inside if not any(other[0] < one[0] and one[1] < other[1] for other in inside)]
@@ -146,7 +148,7 @@ class Source:
         return text + self.text[at:end]
 
 
-def is_apart(mutant):
+def is_apart(mutant: Any) -> bool:
     """Whether a mutant has to be built alone."""
     function = mutant["function"]
     return function is None or "impl " in (function["return_type"] or "")
@@ -155,7 +157,7 @@ def is_apart(mutant):
 class Build:
     """The copy of the sources, its mutants and its test programs."""
 
-    def __init__(self, tree, target, mutants):
+    def __init__(self, tree: Any, target: Any, mutants: Any) -> None:
         self.tree, self.mutants = tree, {mutant["number"]: mutant for mutant in mutants}
         self.environment = {
             "CARGO_PROFILE_DEV_DEBUG": "none",
@@ -174,7 +176,7 @@ class Build:
         }
         self.unviable = set()
 
-    def copy(self):
+    def copy(self) -> None:
         """Brings the copy up to date. What is as it should be is not touched, so that cargo builds only what
         changed."""
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -190,13 +192,13 @@ class Build:
             (self.tree / ".venv").symlink_to((ROOT / ".venv").resolve())
         self.write("src/lib.rs", (ROOT / "src/lib.rs").read_text() + SWITCH)
 
-    def write(self, path, text):
+    def write(self, path: str | pathlib.Path, text: str) -> None:
         target = self.tree / path
         if not target.exists() or target.read_text() != text:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text)
 
-    def write_all(self):
+    def write_all(self) -> Any:
         """Writes every file with its mutants; by file and line, whose line it is."""
         lines = {}
         for path, source in self.sources.items():
@@ -204,7 +206,7 @@ class Build:
             self.write(path, text)
         return lines
 
-    def build_tests(self, target):
+    def build_tests(self, target: Any) -> tuple[list[Any], Any]:
         """The messages of building the tests of a target, and whether that ended well."""
         package = f"--package={PACKAGES[target]}"
         command = ["cargo", "test", "--no-run", target, package, "--locked", "--message-format=json"]
@@ -212,7 +214,7 @@ class Build:
         done = subprocess.run(command, cwd=self.tree, env=environment, capture_output=True, text=True, check=False)
         return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")], done
 
-    def program_of_all(self, target):
+    def program_of_all(self, target: Any) -> Any:
         """Builds the tests of a target with all mutants; takes out what does not compile."""
         while True:
             lines = self.write_all()
@@ -228,7 +230,7 @@ class Build:
             self.unviable |= wrong
             print(f"{len(self.unviable)} do not compile", flush=True)
 
-    def program_of_one(self, target, mutant):
+    def program_of_one(self, target: Any, mutant: Any) -> Any:
         """Builds the tests of a target with one mutant; `None` where they do not compile."""
         source = self.sources[mutant["file"]]
         self.write(mutant["file"], source.with_one(mutant))
@@ -237,12 +239,12 @@ class Build:
         return None if done.returncode else executable(messages)
 
 
-def executable(messages):
+def executable(messages: Any) -> Any:
     """The test program among what cargo made."""
     return [m["executable"] for m in messages if m.get("executable") and m["profile"]["test"]][-1]
 
 
-def mutants_of(error, lines):
+def mutants_of(error: Any, lines: Any) -> list[Any]:
     """The mutants that an error of the compiler is about."""
     spans = list(error["spans"])
     for child in error["children"]:
@@ -257,7 +259,9 @@ def mutants_of(error, lines):
     return []
 
 
-def try_one(program, tree, environment, filters, number, limit_s):
+def try_one(
+    program: str, tree: Any, environment: dict[str, str], filters: Any, number: Any, limit_s: Any
+) -> tuple[str, str | None]:
     """Runs tests with a mutant: what came of it, and the test that noticed it."""
     environment = {**os.environ, **environment, VARIABLE: str(number)}
     log = OUT / "logs" / f"{number}.txt"
@@ -290,7 +294,7 @@ def try_one(program, tree, environment, filters, number, limit_s):
     return outcome
 
 
-def listed():
+def listed() -> Any:
     """All mutants, numbered from 1 in the order of the files."""
     command = ["cargo", "mutants", "--package", ENGINE, "--list", "--json"]
     mutants = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
@@ -300,7 +304,7 @@ def listed():
     return mutants
 
 
-def sample(mutants, count, seed):
+def sample(mutants: Any, count: int, seed: int) -> Iterator[Any]:
     """`count` mutants of each place; all for 0."""
     for place in PLACES:
         names = sorted(mutant["name"] for mutant in mutants if mutant["place"] == place)
@@ -308,7 +312,7 @@ def sample(mutants, count, seed):
         yield from (mutant for mutant in mutants if mutant["name"] in chosen)
 
 
-def report(mutants, results):
+def report(mutants: Any, results: Any) -> None:
     """A table by place, and what is left."""
     counts = collections.Counter((m["place"], results[m["name"]]["outcome"]) for m in mutants if m["name"] in results)
     outcomes = ["caught", "timeout", "missed"]
@@ -321,7 +325,7 @@ def report(mutants, results):
         print("\n".join([f"{outcome}: {len(names)}", *(f"  {name}" for name in names)]), flush=True)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -356,11 +360,11 @@ def main():
     report(chosen, results)
 
 
-def run_round(build, index, chosen, results, kept):
+def run_round(build: Any, index: Any, chosen: Any, results: Any, kept: Any) -> None:
     """Tries what earlier rounds did not notice."""
     target, filters, places = ROUNDS[index]
 
-    def is_left(mutant):
+    def is_left(mutant: Any):
         result = results.get(mutant["name"], {"outcome": "missed", "round": 0})
         return mutant["place"] in places and result["outcome"] == "missed" and result["round"] <= index
 

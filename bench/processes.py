@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 import training
 from sections import report, run
@@ -31,7 +32,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # of additions; in bfloat16 a row is rounded by what it shares a product with.
 BARS = {"fp32": 1e-4, "bf16": 2e-2}
 SPEED_UP = 1.7
-TINY = {
+TINY: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -40,7 +41,7 @@ TINY = {
 }
 
 
-def tiny_model(folder):
+def tiny_model(folder: pathlib.Path) -> pathlib.Path:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -51,7 +52,7 @@ def tiny_model(folder):
     return folder
 
 
-def episodes(path, tasks, prompt_tokens, answer_tokens, vocabulary):
+def episodes(path: str | pathlib.Path, tasks: Any, prompt_tokens: Any, answer_tokens: Any, vocabulary: Any) -> int:
     """A table of trajectories in the columns of agent/rollout; answers have from half to all of `answer_tokens`."""
     import pyarrow
     import pyarrow.parquet
@@ -118,20 +119,22 @@ def episodes(path, tasks, prompt_tokens, answer_tokens, vocabulary):
     return sum(len(row["token_ids"]) for row in rows)
 
 
-def parameters():
+def parameters() -> Any:
     """The defaults of train/rft."""
     import yaml
 
     manifest = yaml.safe_load((ROOT / "stages/train/rft/stage.yaml").read_text())
 
     # YAML 1.1 takes `3e-6` for a text, which the engine's reader doesn't.
-    def number(value, kind):
+    def number(value: Any, kind: Any):
         return float(value) if kind == "number" else value
 
     return {name: number(about["default"], about["type"]) for name, about in manifest["params"].items()}
 
 
-def train(options, folder, model, table, processes, precision):
+def train(
+    options: argparse.Namespace, folder: pathlib.Path, model: Any, table: Any, processes: Any, precision: str
+) -> tuple[Any, Any]:
     """Losses and seconds of each update of a run of the stage."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "outputs").mkdir(parents=True)
@@ -192,7 +195,7 @@ def train(options, folder, model, table, processes, precision):
     return found["actor/loss"], found["perf/time_per_step"]
 
 
-def compare(options):
+def compare(options: argparse.Namespace) -> None:
     folder = pathlib.Path(tempfile.gettempdir()) / "bench-processes"
     folder.mkdir(exist_ok=True)
     model = tiny_model(folder / "model") if options.cpu else training.model(options, options.size)
@@ -226,7 +229,7 @@ def compare(options):
     options.failed = failed
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target/release/cuda-agent-train")
     parser.add_argument("--model", type=pathlib.Path, help="a Hugging Face folder, in place of random weights")

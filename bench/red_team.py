@@ -28,7 +28,8 @@ import re
 import sys
 import tempfile
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
@@ -42,10 +43,10 @@ VALUE = r"((?:[^;()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))+)"
 """An expression, with brackets three deep."""
 
 
-def replace_with(pattern, replacement):
+def replace_with(pattern: Any, replacement: Any) -> Callable[..., Any]:
     """A rule: each place where a pattern stands, replaced."""
 
-    def places(source):
+    def places(source: str):
         for match in re.finditer(pattern, source, re.MULTILINE):
             changed = match.expand(replacement) if isinstance(replacement, str) else replacement(match)
             yield source[: match.start()] + changed + source[match.end() :]
@@ -53,12 +54,12 @@ def replace_with(pattern, replacement):
     return places
 
 
-def in_kernel(statement):
+def in_kernel(statement: Any) -> Callable[..., Any]:
     """A rule: a statement at the beginning of each kernel."""
     return replace_with(r"(__global__[^{;]*\{)", lambda match: f"{match[1]} {statement}")
 
 
-def kept_digits(mask):
+def kept_digits(mask: Any) -> Callable[..., Any]:
     return lambda match: f"{match[1]} = __uint_as_float(__float_as_uint({match[2]}) & 0x{mask:08x}u);"
 
 
@@ -68,16 +69,16 @@ READ = r"\b(x|y|a|b|q|k|v|t|g|s|\w+_weight|table)\[([^\]]+)\](?! *[+*-]?=[^=])"
 KEPT = "__device__ float red_kept[1 << 20], red_next[1 << 20];\n"
 
 
-def rounded(bits, value):
+def rounded(bits: Any, value: Any) -> str:
     """A float with so many bits of its mantissa, as text."""
     unit = 1 << (24 - bits)
     return f"__uint_as_float((__float_as_uint({value}) + 0x{unit // 2:x}u) & 0x{0xFFFFFFFF & -unit:08x}u)"
 
 
-def stored(statement):
+def stored(statement: Any) -> Callable[..., Any]:
     """A rule: another way to store a result. PLACE, VALUE and AT stand for where, what, and its number."""
 
-    def changed(match):
+    def changed(match: Any):
         place = match[1].strip()
         text = (
             statement.replace("PLACE", place).replace("VALUE", match[2]).replace("AT", f"((&{place} - out) & 0xfffff)")
@@ -90,7 +91,7 @@ def stored(statement):
     )
 
 
-def before_launch(condition):
+def before_launch(condition: Any) -> Callable[..., Any]:
     """A rule: host code that launches only sometimes."""
     return replace_with(r"^( *)(\w+(?:<[^<>;]*>)?<<<)", rf"\1{condition}\n\1\2")
 
@@ -168,7 +169,7 @@ RULES = {
 NEEDS_KEPT = "red_kept["
 
 
-def mutants(source):
+def mutants(source: str) -> list[tuple[str, Any]]:
     """Every change that the rules make, with the rule's name."""
     found = [(name, changed) for name, rule in RULES.items() for changed in rule(source) if changed != source]
     declared = '#include "task.h"\n' + KEPT
@@ -183,7 +184,7 @@ def mutants(source):
     ]
 
 
-def small(code, sizes):
+def small(code: str, sizes: Any) -> Any:
     """A task with the sizes that the CPU device bears."""
     for name, value in sizes.items():
         code, count = re.subn(rf"^{name} = .*$", f"{name} = {value}", code, count=1, flags=re.MULTILINE)
@@ -191,7 +192,7 @@ def small(code, sizes):
     return code
 
 
-def errors(verdict):
+def errors(verdict: Any) -> list[tuple[Any, float, Any]]:
     """By output, the rms error against float64 in the worst of the inputs, eager's own there, and what is allowed."""
     text = verdict.get("verdict") or "{}"
     facts = json.loads(text) if isinstance(text, str) else text
@@ -212,7 +213,7 @@ class Finding(NamedTuple):
     share: float
 
 
-def times_as_far(mutant, right):
+def times_as_far(mutant: Any, right: Any) -> tuple[float, float]:
     """How many times as far from float64 as the right kernel, or eager, a mutant is in its worst output; and its error
     in units of what is allowed. Both are 0 where nothing is compared by its distance: such outputs must be equal."""
     pairs = list(zip(errors(mutant), errors(right), strict=False))
@@ -221,9 +222,10 @@ def times_as_far(mutant, right):
     return max(times, default=0.0), max((error / allowed for (error, _, allowed), _ in pairs), default=0.0)
 
 
-def judge(options, rows, inputs):
+def judge(options: argparse.Namespace, rows: list[dict[str, Any]], inputs: Any) -> tuple[list[dict[str, Any]], float]:
     """Verdicts of rows, whose policies may differ."""
-    verdicts, started = [None] * len(rows), time.perf_counter()
+    verdicts: list[Any] = [None] * len(rows)
+    started = time.perf_counter()
     for policy in sorted({row["policy"] for row in rows}):
         places = [place for place, row in enumerate(rows) if row["policy"] == policy]
         limit, window = (60, 6) if options.device == "cpu" else (20, 64)
@@ -238,7 +240,7 @@ def judge(options, rows, inputs):
     return verdicts, time.perf_counter() - started
 
 
-def right_kernels(options, corpus):
+def right_kernels(options: argparse.Namespace, corpus: Any) -> dict[str, Any]:
     """By name: rows that must be accepted."""
     sized = corpus.small_row if options.device == "cpu" else corpus.row
     rows = {name: sized("right", name) | {"policy": options.policy} for name in corpus.tasks}
@@ -253,7 +255,7 @@ def right_kernels(options, corpus):
     return rows
 
 
-def chosen_mutants(options, kernels):
+def chosen_mutants(options: argparse.Namespace, kernels: Any) -> list[Any]:
     """The mutants that chance picks: first a rule, then one of its mutants, so that rare rules have their share."""
     by_rule = collections.defaultdict(list)
     for name, row in kernels.items():
@@ -268,7 +270,7 @@ def chosen_mutants(options, kernels):
     return chosen[: options.count]
 
 
-def main():
+def main() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=pathlib.Path, default="target/release/cuda-agent")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -303,7 +305,7 @@ def main():
     refused = [name for name in names if right[name]["outcome"] != "correct"]
 
     findings = collections.defaultdict(list)
-    for (name, rule, row), second in zip(accepted, again, strict=False):
+    for (name, rule, _), second in zip(accepted, again, strict=False):
         times, share = times_as_far(second, right[name])
         kind = "the same"
         if second["outcome"] != "correct" or times > options.disproof:
@@ -320,7 +322,9 @@ def main():
     return 1 if findings["disproved"] or refused else 0
 
 
-def tell(options, verdicts, findings, refused, seconds):
+def tell(
+    options: argparse.Namespace, verdicts: list[dict[str, Any]], findings: Any, refused: Any, seconds: Any
+) -> None:
     outcomes = collections.Counter(verdict["outcome"] for verdict in verdicts)
     for kind in ("disproved", "less exact"):
         for found in sorted(findings[kind], key=lambda finding: -finding.times):

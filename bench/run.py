@@ -21,6 +21,8 @@ import sys
 import tempfile
 import time
 import venv
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "bench"
@@ -34,13 +36,14 @@ class Tool:
     name = ""
     largest = 10_000
 
-    def write(self, folder, count):
+    def write(self, folder: pathlib.Path, count: int) -> None:
         """Write a project with `count` stages."""
 
-    def command(self):
+    def command(self) -> list[str]:
         """The command line of a run in the project's folder, one stage at a time."""
+        raise NotImplementedError
 
-    def bring_up_to_date(self, folder):
+    def bring_up_to_date(self, folder: pathlib.Path) -> None:
         """Leave nothing to do for the next run."""
         run(self.command(), folder)
 
@@ -48,10 +51,10 @@ class Tool:
 class CudaAgent(Tool):
     name = "cuda-agent"
 
-    def __init__(self, binary):
+    def __init__(self, binary: str | pathlib.Path) -> None:
         self.binary = str(pathlib.Path(binary).resolve())
 
-    def write(self, folder, count):
+    def write(self, folder: pathlib.Path, count: int) -> None:
         stages = "".join(
             f'  s{index}: {{ uses: run, run: "{COMMAND.format("outputs/out")}", outputs: {{ out: tree }} }}\n'
             # Stages of equal command and inputs would be one result: each gets a name of its own to write.
@@ -60,22 +63,22 @@ class CudaAgent(Tool):
         )
         (folder / "bench.yaml").write_text(f"name: bench\nstages:\n{stages}", encoding="utf-8")
 
-    def command(self):
+    def command(self) -> Any:
         return [self.binary, "run", "bench.yaml", "--jobs", "1"]
 
 
 class Ninja(Tool):
     name = "ninja"
 
-    def __init__(self, binary):
+    def __init__(self, binary: str | pathlib.Path) -> None:
         self.binary = binary
 
-    def write(self, folder, count):
+    def write(self, folder: pathlib.Path, count: int) -> None:
         builds = "".join(f"build out/s{index}: make\n" for index in range(count))
         rule = f"rule make\n  command = {COMMAND.format('$out')}\n"
         (folder / "build.ninja").write_text(rule + builds, encoding="utf-8")
 
-    def command(self):
+    def command(self) -> Any:
         return [self.binary, "-j1", "--quiet"]
 
 
@@ -83,10 +86,10 @@ class Dvc(Tool):
     name = "DVC"
     largest = 1_000
 
-    def __init__(self, binary):
+    def __init__(self, binary: str | pathlib.Path) -> None:
         self.binary = binary
 
-    def write(self, folder, count):
+    def write(self, folder: pathlib.Path, count: int) -> None:
         stages = "".join(
             f"  s{index}:\n    cmd: {COMMAND.format(f's{index}.out')}\n    outs: [s{index}.out]\n"
             for index in range(count)
@@ -95,10 +98,10 @@ class Dvc(Tool):
         subprocess.run([self.binary, "init", "--no-scm", "--quiet"], cwd=folder, check=True)
         subprocess.run([self.binary, "config", "core.analytics", "false"], cwd=folder, check=True)
 
-    def command(self):
+    def command(self) -> Any:
         return [self.binary, "repro", "--quiet"]
 
-    def bring_up_to_date(self, folder):
+    def bring_up_to_date(self, folder: pathlib.Path) -> None:
         # DVC rewrites its lock file after every stage, so running a thousand takes minutes; it can also be told that
         # the outputs at hand are the stages'.
         for stage in range((folder / "dvc.yaml").read_text(encoding="utf-8").count("cmd:")):
@@ -110,21 +113,26 @@ class Snakemake(Tool):
     name = "Snakemake"
     largest = 1_000
 
-    def __init__(self, binary):
+    def __init__(self, binary: str | pathlib.Path) -> None:
         self.binary = binary
 
-    def write(self, folder, count):
+    def write(self, folder: pathlib.Path, count: int) -> None:
         text = (
             f"rule all:\n    input: expand('out/s{{i}}', i=range({count}))\n\n"
             f"rule one:\n    output: 'out/s{{i}}'\n    shell: '{COMMAND.format('{output}')}'\n"
         )
         (folder / "Snakefile").write_text(text, encoding="utf-8")
 
-    def command(self):
+    def command(self) -> Any:
         return [self.binary, "--cores", "1", "--quiet", "all"]
 
 
-def run(command, folder, may_fail=False, environment=None):
+def run(
+    command: Sequence[str | pathlib.Path],
+    folder: pathlib.Path,
+    may_fail: bool = False,
+    environment: dict[str, str] | None = None,
+) -> tuple[float, int]:
     """Run to the end; seconds and the peak memory in bytes of the program and its children."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_AGENT_")}
     environment = inherited | (environment or {})
@@ -137,18 +145,18 @@ def run(command, folder, may_fail=False, environment=None):
         if process.returncode != 0 and not may_fail:
             log.seek(0)
             last = "\n".join(log.read().decode(errors="replace").splitlines()[-8:])
-            raise SystemExit(f"{' '.join(command)} failed with {process.returncode}:\n{last}")
+            raise SystemExit(f"{' '.join(map(str, command))} failed with {process.returncode}:\n{last}")
     return seconds, usage.ru_maxrss * 1024
 
 
-def project(folder, tool, count):
+def project(folder: pathlib.Path, tool: Any, count: int) -> pathlib.Path:
     path = folder / f"{tool.name}-{count}-{time.monotonic_ns()}"
     path.mkdir()
     tool.write(path, count)
     return path
 
 
-def no_op(folder, tool, count, repeats):
+def no_op(folder: pathlib.Path, tool: Any, count: int, repeats: int) -> tuple[float, int]:
     """Median seconds of a run that executes nothing, and its peak memory."""
     path = project(folder, tool, count)
     tool.bring_up_to_date(path)
@@ -160,7 +168,7 @@ def no_op(folder, tool, count, repeats):
     return statistics.median(seconds for seconds, _ in runs), max(memory for _, memory in runs)
 
 
-def executed(folder, tool, repeats):
+def executed(folder: pathlib.Path, tool: Any, repeats: int) -> Any:
     """Median seconds of a run that executes every one of `EXECUTED` stages."""
 
     def once():
@@ -171,7 +179,7 @@ def executed(folder, tool, repeats):
     return statistics.median(once() for _ in range(repeats))
 
 
-def bare_processes(folder, repeats):
+def bare_processes(folder: pathlib.Path, repeats: int) -> Any:
     """Median seconds of the same commands with nothing around them."""
 
     def once():
@@ -183,7 +191,7 @@ def bare_processes(folder, repeats):
     return statistics.median(once() for _ in range(repeats))
 
 
-def peers(names):
+def peers(names: Any) -> Iterator[Any]:
     """The peers that are there or can be installed."""
     makers = {"ninja": ("ninja", Ninja), "dvc": ("dvc==3.67.1", Dvc), "snakemake": ("snakemake==9.27.1", Snakemake)}
     for name in names:
@@ -193,9 +201,9 @@ def peers(names):
             yield make(binary)
 
 
-def installed(name, requirement, folder=None):
+def installed(name: str, requirement: str, folder_name: str | None = None) -> str | None:
     """The peer's program out of a virtual environment of its own (by default named like it), or None."""
-    folder = BUILD / (folder or name)
+    folder = BUILD / (folder_name or name)
     binary, stamp = folder / "bin" / name, folder / f".{requirement}"
     if not (binary.exists() and stamp.exists()):
         print(f"installing {requirement} into build/bench/{folder.name}", file=sys.stderr)
@@ -211,10 +219,10 @@ def installed(name, requirement, folder=None):
 class Table:
     """The figures, and the one table that shows them with the ratio to ours."""
 
-    def __init__(self, tools):
+    def __init__(self, tools: Any) -> None:
         self.tools, self.rows = [tool.name for tool in tools], []
 
-    def add(self, label, goal, values, show=None):
+    def add(self, label: str, goal: float, values: Any, show: Any = None) -> None:
         """A row; `values` by tool, the figure to be at most `goal`."""
         print(
             f"  {label}: " + ", ".join(f"{name} {(show or seconds_text)(value)}" for name, value in values.items()),
@@ -222,7 +230,7 @@ class Table:
         )
         self.rows.append((label, goal, values, show or seconds_text))
 
-    def text(self):
+    def text(self) -> Any:
         lines = [["", "goal", *self.tools]]
         for label, goal, values, show in self.rows:
             cells = [self.cell(name, goal, values, show) for name in self.tools]
@@ -236,7 +244,7 @@ class Table:
             for line in lines
         )
 
-    def cell(self, name, goal, values, show):
+    def cell(self, name: str, goal: float, values: Any, show: Any) -> Any:
         if name not in values:
             return "–"
         ours, value = values.get(CudaAgent.name), values[name]
@@ -245,15 +253,15 @@ class Table:
         return f"{show(value)} ({value / ours:.2g}×)" if ours and ours > 0 else show(value)
 
 
-def seconds_text(seconds):
+def seconds_text(seconds: Any) -> str:
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def bytes_text(size):
+def bytes_text(size: float) -> str:
     return f"{size / 1e6:.0f} MB"
 
 
-def measure(table, tools, folder, repeats):
+def measure(table: Any, tools: Any, folder: pathlib.Path, repeats: int) -> None:
     memory = {}
     for count, goal in ((1_000, 0.050), (10_000, 0.200)):
         results = {tool.name: no_op(folder, tool, count, repeats) for tool in tools if count <= tool.largest}
@@ -265,14 +273,14 @@ def measure(table, tools, folder, repeats):
     table.add(f"cost of an executed stage (over {seconds_text(bare / EXECUTED)} of sh -c)", 0.005, costs)
 
     # ninja calls a request for help a failure.
-    def start(tool):
+    def start(tool: Any):
         return run([tool.command()[0], "--help"], folder, may_fail=True)[0]
 
     starts = {tool.name: statistics.median(start(tool) for _ in range(repeats)) for tool in tools}
     table.add("--help", 0.010, starts)
 
 
-def row_lookup():
+def row_lookup() -> Any:
     """What the engine's own example says of a million row results; it times itself, with a warm index."""
     if not (ROOT / "examples" / "row_lookup.rs").exists():
         print("left out: examples/row_lookup.rs is not there", file=sys.stderr)
@@ -284,7 +292,7 @@ def row_lookup():
     return done.stdout.strip()
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--binary", default=ROOT / "target" / "release" / "cuda-agent")
     parser.add_argument("--quick", action="store_true", help="ninja alone")

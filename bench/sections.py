@@ -2,16 +2,17 @@
 what was reported comes last."""
 
 import time
+from typing import Any
 
 TABLE = []
 
 
-def report(name, value, bar=""):
+def report(name: str, value: Any, bar: str = "") -> None:
     TABLE.append((name, value, bar))
     print(f"-- {name}: {value} {bar}", flush=True)
 
 
-def run(sections, names, *arguments):
+def run(sections: Any, names: Any, *arguments: Any) -> None:
     """The functions of these names, in order, with these arguments."""
     for name in names:
         started = time.perf_counter()

@@ -31,6 +31,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from typing import Any
 
 from run import BUILD, ROOT, installed, run, seconds_text
 
@@ -42,7 +43,7 @@ PAYLOADS = {"2,000 × 4 KiB": (2_000, 4 << 10), "256 MiB": (1, 256 << 20)}
 WIDE, DEEP = 10, 100
 
 
-def program(name):
+def program(name: str) -> Any:
     """The path of a program that `make venv-dev` installs."""
     path = os.pathsep.join([str(ROOT / ".venv" / "bin"), os.environ.get("PATH", "")])
     found = shutil.which(name, path=path)
@@ -51,7 +52,7 @@ def program(name):
     return found
 
 
-def environment(endpoint):
+def environment(endpoint: Any) -> dict[str, Any]:
     """With what every client reaches the server."""
     return {
         "AWS_ACCESS_KEY_ID": ACCESS_KEY,
@@ -67,7 +68,7 @@ def environment(endpoint):
     }
 
 
-def free_ports(count):
+def free_ports(count: int) -> list[int]:
     """Ports below those that the system gives to outgoing connections."""
     while True:
         start = random.randrange(10_000, 30_000)
@@ -83,11 +84,11 @@ def free_ports(count):
 class Server:
     """A SeaweedFS of our own with one bucket."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: pathlib.Path) -> None:
         self.folder, self.ports = folder, free_ports(8)
         self.endpoint = f"http://127.0.0.1:{self.ports[0]}"
 
-    def __enter__(self):
+    def __enter__(self) -> Any:
         data = self.folder / "data"
         data.mkdir(parents=True)
         identity = {
@@ -132,7 +133,7 @@ class Server:
             raise
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self.process.kill()
         self.process.wait()
         # SeaweedFS makes sockets with names of its own choice.
@@ -140,7 +141,7 @@ class Server:
             for litter in pathlib.Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                 litter.unlink(missing_ok=True)
 
-    def wait(self, ready):
+    def wait(self, ready: Any) -> None:
         start = time.monotonic()
         while not ready():
             if self.process.poll() is not None or time.monotonic() - start > 60:
@@ -149,7 +150,7 @@ class Server:
             time.sleep(0.05)
 
 
-def status(method, url, body=None):
+def status(method: Any, url: Any, body: Any = None) -> Any:
     """The status of the answer, or None."""
     try:
         request = urllib.request.Request(url, data=body, method=method)
@@ -166,11 +167,11 @@ class Proxy:
     connection costs one round trip more. Bytes are passed on as they are, so signatures stay right.
     """
 
-    def __init__(self, port, latency):
+    def __init__(self, port: int, latency: Any) -> None:
         self.port, self.latency, self.requests, self.connections = port, latency, 0, 0
         self.loop = asyncio.new_event_loop()
 
-    def __enter__(self):
+    def __enter__(self) -> Any:
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
         start = asyncio.start_server(self.serve, "127.0.0.1", 0, limit=1 << 20, backlog=1024)
@@ -178,23 +179,23 @@ class Proxy:
         self.endpoint = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         asyncio.run_coroutine_threadsafe(self.end(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
 
-    async def end(self):
+    async def end(self) -> None:
         self.server.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def reset(self):
+    def reset(self) -> None:
         self.requests = self.connections = 0
 
-    async def serve(self, reader, writer):
+    async def serve(self, reader: Any, writer: Any) -> None:
         self.connections += 1
         other_reader, other_writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
         back = asyncio.ensure_future(self.copy(other_reader, writer))
@@ -214,7 +215,7 @@ class Proxy:
             writer.close()
 
     @staticmethod
-    async def copy(reader, writer):
+    async def copy(reader: Any, writer: Any) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(1 << 16):
                 writer.write(data)
@@ -222,7 +223,7 @@ class Proxy:
             writer.close()
 
     @staticmethod
-    async def body(head, reader, writer):
+    async def body(head: Any, reader: Any, writer: Any) -> None:
         lengths = [line for line in head.split(b"\r\n") if line.startswith(b"content-length:")]
         left = int(lengths[0].split(b":")[1]) if lengths else 0
         while left:
@@ -237,14 +238,14 @@ class Proxy:
 class CudaAgent:
     name = "cuda-agent"
 
-    def __init__(self, binary, server):
+    def __init__(self, binary: str | pathlib.Path, server: Any) -> None:
         self.binary = str(pathlib.Path(binary).resolve())
         self.environment = environment(server.endpoint)
 
-    def call(self, folder, *arguments):
+    def call(self, folder: pathlib.Path, *arguments: Any) -> float:
         return run([self.binary, *arguments], folder, environment=self.environment)[0]
 
-    def make(self, folder, count, size):
+    def make(self, folder: pathlib.Path, count: int, size: str) -> pathlib.Path:
         """The source of all tools: a stage makes the files, and they are copied out."""
         write = f"import random; r = random.Random(7); b = {min(size, 1 << 20)}"
         write += f"""
@@ -263,16 +264,16 @@ for i in range({count}):
         return folder / "plain"
 
     @staticmethod
-    def url(prefix):
+    def url(prefix: Any) -> str:
         return f"s3://{BUCKET}/{prefix}"
 
-    def prepare(self, _folder, _files):
+    def prepare(self, _folder: Any, _files: Any) -> None:
         pass
 
-    def push(self, prefix):
+    def push(self, prefix: Any) -> dict[str, float]:
         return {"push": self.call(self.source, "push", "--store", self.url(prefix))}
 
-    def pull(self, prefix, folder):
+    def pull(self, prefix: Any, folder: pathlib.Path) -> tuple[dict[str, float], pathlib.Path]:
         shutil.copy(self.source / "payload.yaml", folder)
         options = ("--pipeline", "payload.yaml", "--store", self.url(prefix))
         pull = self.call(folder, "pull", *options)
@@ -281,24 +282,24 @@ for i in range({count}):
 
 
 class Rclone:
-    def __init__(self, name, server, push=(), pull=()):
+    def __init__(self, name: str, server: Any, push: Any = (), pull: Any = ()) -> None:
         self.name, self.flags = name, {"push": push, "pull": pull}
         self.binary, self.environment = program("rclone"), environment(server.endpoint)
 
-    def prepare(self, folder, files):
+    def prepare(self, folder: pathlib.Path, files: Any) -> None:
         self.folder, self.files = folder, files
 
-    def copy(self, what, source, target):
+    def copy(self, what: Any, source: str, target: Any) -> float:
         return run(
             [self.binary, "copy", str(source), str(target), *self.flags[what]],
             self.folder,
             environment=self.environment,
         )[0]
 
-    def push(self, prefix):
+    def push(self, prefix: Any) -> dict[str, float]:
         return {"push": self.copy("push", self.files, f"bench:{BUCKET}/{prefix}")}
 
-    def pull(self, prefix, folder):
+    def pull(self, prefix: Any, folder: pathlib.Path) -> tuple[dict[str, float], pathlib.Path]:
         return {"pull": self.copy("pull", f"bench:{BUCKET}/{prefix}", folder / "files")}, folder / "files"
 
 
@@ -311,14 +312,14 @@ PULL_FLAGS = [*MANY, "--s3-no-head-object", "--multi-thread-cutoff", "32M", "--m
 class Dvc:
     name = "DVC"
 
-    def __init__(self, binary, server):
+    def __init__(self, binary: str | pathlib.Path, server: Any) -> None:
         self.binary, self.server = binary, server
         self.environment = environment(server.endpoint)
 
-    def call(self, folder, *arguments):
+    def call(self, folder: pathlib.Path, *arguments: Any) -> float:
         return run([self.binary, *arguments, "--quiet"], folder, environment=self.environment)[0]
 
-    def prepare(self, folder, files):
+    def prepare(self, folder: pathlib.Path, files: Any) -> None:
         self.folder = folder
         self.call(folder, "init", "--no-scm")
         self.call(folder, "config", "core.analytics", "false")
@@ -328,18 +329,18 @@ class Dvc:
         shutil.copytree(files, folder / "files")
         self.call(folder, "add", "files")
 
-    def push(self, prefix):
+    def push(self, prefix: Any) -> dict[str, float]:
         self.call(self.folder, "remote", "modify", "bench", "url", f"s3://{BUCKET}/{prefix}")
         return {"push": self.call(self.folder, "push")}
 
-    def pull(self, _prefix, folder):
+    def pull(self, _prefix: Any, folder: pathlib.Path) -> tuple[dict[str, float], pathlib.Path]:
         (folder / ".dvc").mkdir()
         shutil.copy(self.folder / ".dvc" / "config", folder / ".dvc")
         shutil.copy(self.folder / "files.dvc", folder)
         return {"pull": self.call(folder, "pull")}, folder / "files"
 
 
-def transfers(folder, tools, repeats):
+def transfers(folder: pathlib.Path, tools: Any, repeats: int) -> dict[str, Any]:
     """Seconds by payload, tool and direction."""
     results = {}
     for payload, (count, size) in PAYLOADS.items():
@@ -376,14 +377,14 @@ def transfers(folder, tools, repeats):
     return results
 
 
-def same_files(expected, copies, name):
+def same_files(expected: Any, copies: Any, name: str) -> None:
     names = sorted(path.name for path in expected.iterdir())
     _, differing, missing = filecmp.cmpfiles(expected, copies, names, shallow=False)
     if differing or missing:
         raise SystemExit(f"{name} did not bring back what went up: {(differing + missing)[:5]}")
 
 
-def write_stages(folder):
+def write_stages(folder: pathlib.Path) -> None:
     """Stages that each read two of the level before."""
     stages = {}
     for level in range(DEEP):
@@ -397,24 +398,24 @@ def write_stages(folder):
     (folder / "stages.yaml").write_text(json.dumps({"name": "stages", "stages": stages}), encoding="utf-8")
 
 
-def no_ops(folder, binary, server, repeats):
+def no_ops(folder: pathlib.Path, binary: str | pathlib.Path, server: Any, repeats: int) -> dict[str, Any]:
     """Seconds, requests and connections of runs that find everything done."""
     binary, url = str(pathlib.Path(binary).resolve()), f"s3://{BUCKET}/stages"
     first = folder / "first"
     first.mkdir()
     write_stages(first)
 
-    def once(place, endpoint):
+    def once(place: Any, endpoint: Any):
         command = [binary, "run", "stages.yaml", "--store", url]
         return run(command, place, environment=environment(endpoint))[0]
 
-    def new_machine(number):
+    def new_machine(number: Any):
         place = folder / f"new-{number}"
         place.mkdir()
         write_stages(place)
         return place
 
-    def without_hint(number):
+    def without_hint(number: Any):
         delete = [program("rclone"), "delete", f"bench:{BUCKET}/stages/v1/hints"]
         run(delete, folder, environment=environment(server.endpoint))
         return new_machine(number)
@@ -446,11 +447,11 @@ def no_ops(folder, binary, server, repeats):
     return results
 
 
-def median(values):
+def median(values: Any) -> Any:
     return statistics.median(values) if values else None
 
 
-def transfer_table(results, tools):
+def transfer_table(results: Any, tools: Any) -> str:
     names = [tool.name for tool in tools]
     lines = [["", *names, "of rclone's", "goal"]]
     for payload, times in results.items():
@@ -464,7 +465,7 @@ def transfer_table(results, tools):
     return aligned(lines)
 
 
-def no_op_table(results):
+def no_op_table(results: Any) -> str:
     goals = {"no-op, warm": (None, 10), "no-op, warm, 30 ms": (None, 10), "no-op, cold, 30 ms": (5.0, None)}
     lines = [["", "time", "requests", "connections", "goal"]]
     for label, found in results.items():
@@ -478,7 +479,7 @@ def no_op_table(results):
     return aligned(lines)
 
 
-def aligned(lines):
+def aligned(lines: Any) -> str:
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
         "  ".join(
@@ -489,7 +490,7 @@ def aligned(lines):
     )
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--binary", default=ROOT / "target" / "release" / "cuda-agent")
     parser.add_argument("--quick", action="store_true", help="without DVC, and 2 repeats")

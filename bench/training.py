@@ -19,12 +19,13 @@ import statistics
 import subprocess
 import tempfile
 import time
+from typing import Any
 
 import sections
 from sections import report
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "0.5b": {
         "hidden_size": 896,
         "intermediate_size": 4864,
@@ -42,17 +43,20 @@ SHAPES = {
 }
 
 
-def random_model(size, folder):
+def random_model(size: str, folder: pathlib.Path) -> pathlib.Path:
     """A Hugging Face folder of a Qwen2 model with random weights."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    config = Qwen2Config(
+    # Their types know neither these keywords nor what the methods give back.
+    make_config: Any = Qwen2Config
+    config = make_config(
         vocab_size=151936, max_position_embeddings=32768, rope_theta=1e6, tie_word_embeddings=True, **SHAPES[size]
     )
     torch.manual_seed(1)
     with torch.device("cuda"):
-        model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+        made: Any = Qwen2ForCausalLM(config)
+        model = made.to(torch.bfloat16)
     model.save_pretrained(folder)
     del model
     gc.collect()
@@ -60,14 +64,14 @@ def random_model(size, folder):
     return folder
 
 
-def model(options, size):
+def model(options: argparse.Namespace, size: str) -> Any:
     if options.model:
         return options.model
     folder = pathlib.Path(tempfile.gettempdir()) / f"bench-{size}"
     return folder if (folder / "config.json").exists() else random_model(size, folder)
 
 
-def with_libtorch():
+def with_libtorch() -> Any:
     """The environment of a program that links the torch of this Python."""
     import torch
 
@@ -76,7 +80,7 @@ def with_libtorch():
     return os.environ | {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
 
 
-def ours(options, *arguments):
+def ours(options: argparse.Namespace, *arguments: Any) -> Any:
     environment = with_libtorch()
     command = [options.binary, "bench", *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -89,7 +93,7 @@ def ours(options, *arguments):
     return found
 
 
-def tell_difference(name, found):
+def tell_difference(name: str, found: Any) -> None:
     difference = found["difference"]
     logs, shares = difference["log_probability"], difference["probability"]
     report(
@@ -100,13 +104,14 @@ def tell_difference(name, found):
     )
 
 
-def generate(options, folder):
+def generate(options: argparse.Namespace, folder: pathlib.Path) -> Any:
     """transformers' own `generate`: tokens a second, its best of the repeats."""
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(2)
-    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").cuda().eval()
+    peer: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa")
+    peer = peer.cuda().eval()
     seconds = []
     for _ in range(options.peer_rounds + 1):
         prompts = torch.randint(0, 150000, (options.batch, options.prompt_tokens), device="cuda")
@@ -132,7 +137,7 @@ def generate(options, folder):
     return options.batch * options.new_tokens / min(seconds[1:])
 
 
-def sampler_arguments(options, folder, prompts=None):
+def sampler_arguments(options: argparse.Namespace, folder: pathlib.Path, prompts: Any = None) -> list[Any]:
     return [
         "sampler",
         folder,
@@ -147,7 +152,7 @@ def sampler_arguments(options, folder, prompts=None):
     ]
 
 
-def sampler(options):
+def sampler(options: argparse.Namespace) -> None:
     folder = model(options, "0.5b")
     found = ours(options, *sampler_arguments(options, folder))
     theirs = generate(options, folder)
@@ -178,13 +183,13 @@ def sampler(options):
     tell_difference("float32", exact)
 
 
-def plain(options):
+def plain(options: argparse.Namespace) -> None:
     found = ours(options, *sampler_arguments(options, model(options, "0.5b")), "--plain", "--rounds", 1)
     report("sampler by torch's operators, tokens/s", f"{found['tokens_per_s']:.0f}", f"step {found['step_ms']:.2f} ms")
     tell_difference("torch's operators", found)
 
 
-def shared(options):
+def shared(options: argparse.Namespace) -> None:
     arguments = sampler_arguments(options, model(options, "0.5b"), options.batch // 8)
     found = ours(options, *arguments, "--samples", 8)
     report(
@@ -194,12 +199,13 @@ def shared(options):
     )
 
 
-def loop(options, folder, checkpointing):
+def loop(options: argparse.Namespace, folder: pathlib.Path, checkpointing: Any) -> Any:
     """A plain training loop: tokens a second."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").cuda().train()
+    peer: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa")
+    peer = peer.cuda().train()
     if checkpointing:
         peer.gradient_checkpointing_enable()
     optimizer = torch.optim.AdamW(peer.parameters(), lr=1e-6, fused=True)
@@ -222,7 +228,7 @@ def loop(options, folder, checkpointing):
     return options.sequences * options.context / statistics.median(seconds[2:])
 
 
-def trainer_arguments(options, folder):
+def trainer_arguments(options: argparse.Namespace, folder: pathlib.Path) -> list[Any]:
     return [
         "trainer",
         folder,
@@ -235,7 +241,7 @@ def trainer_arguments(options, folder):
     ]
 
 
-def trainer(options):
+def trainer(options: argparse.Namespace) -> None:
     folder = model(options, "1.5b")
     found = ours(options, *trainer_arguments(options, folder))
     theirs = loop(options, folder, False)
@@ -255,14 +261,14 @@ def trainer(options):
     report("the same with layers computed twice, tokens/s", f"{found['tokens_per_s']:.0f}", f"{found['mfu']:.1%}")
 
 
-def lora(options):
+def lora(options: argparse.Namespace) -> None:
     found = ours(options, *trainer_arguments(options, model(options, "1.5b")), "--lora-rank", 16)
     report(
         "trainer with adapters of rank 16, tokens/s", f"{found['tokens_per_s']:.0f}", f"{found['seconds']:.2f} s a step"
     )
 
 
-def groups(options):
+def groups(options: argparse.Namespace) -> None:
     arguments = [
         "trainer",
         model(options, "1.5b"),
@@ -287,7 +293,7 @@ def groups(options):
 SECTIONS = {"sampler": sampler, "plain": plain, "shared": shared, "trainer": trainer, "lora": lora, "groups": groups}
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target/release/cuda-agent-train")
     parser.add_argument("--model", type=pathlib.Path, help="a Hugging Face folder, in place of random weights")

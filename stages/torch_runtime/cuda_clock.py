@@ -16,6 +16,7 @@ evaluator, gpu_gate.py for ops/measure; both lock the same file, so that they ex
 
 import dataclasses
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -36,14 +37,16 @@ class Launches:
 class CudaClock:
     """GPU time between two events around a call, with launches hidden."""
 
-    def __init__(self, device, reset_persisting_l2=lambda: None):
+    def __init__(
+        self, device: torch.device | str | int, reset_persisting_l2: Callable[[], object] = lambda: None
+    ) -> None:
         properties = torch.cuda.get_device_properties(device)
         self._reset_persisting_l2 = reset_persisting_l2
         self._flush = torch.empty(4 * properties.L2_cache_size, dtype=torch.uint8, device=device)
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         self._cycles_per_second = self._measure_spin()
 
-    def _measure_spin(self):
+    def _measure_spin(self) -> float:
         """Cycles of `_sleep` a second: the clock's rate is not reported reliably, and changes."""
         cycles = 10_000_000
         for _ in range(2):
@@ -53,7 +56,7 @@ class CudaClock:
             self._events[1].synchronize()
         return cycles / (self._events[0].elapsed_time(self._events[1]) / 1e3)
 
-    def milliseconds(self, call, launches):
+    def milliseconds(self, call: Callable[[], object], launches: Launches) -> tuple[float, bool]:
         """`(ms, hidden)` of a call without arguments: milliseconds, and whether all launches were hidden."""
         seconds, tries = launches.seconds, 1 if launches.show else TRIES
         for left in reversed(range(tries)):
@@ -69,7 +72,7 @@ class CudaClock:
                 break
         return ms, hidden
 
-    def _once(self, call, spin):
+    def _once(self, call: Callable[[], object], spin: float) -> tuple[float, bool, float]:
         start, end = self._events
         self._flush.fill_(1)
         self._reset_persisting_l2()

@@ -13,11 +13,12 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Callable, MutableMapping
 
 import isolation
 
 
-def prepare_environment(environment, *, threads="1"):
+def prepare_environment(environment: MutableMapping[str, str], *, threads: str = "1") -> None:
     """Variables that must be set before numpy and torch are imported: no pool of threads would survive a fork, and the
     question "is there a GPU?" must go to the management library, since CUDA, once asked, is of no use to forks."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -25,7 +26,7 @@ def prepare_environment(environment, *, threads="1"):
     environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
-def import_gpu_compiler():
+def import_gpu_compiler() -> None:
     """Import what `torch.compile` needs for a GPU. Compiling anything here would start CUDA (or, with the GPU hidden,
     have torch settle for none), so that every child compiles for the first time: a few seconds each."""
     import torch._dynamo
@@ -46,14 +47,24 @@ class ForkServer:
     first fork: what takes seconds and the first child can do without.
     """
 
-    def __init__(self, control, work, *, message_bytes, most_descriptors, started, ended, after_first=None):
+    def __init__(
+        self,
+        control: socket.socket,
+        work: Callable[[bytes, list[int]], int],
+        *,
+        message_bytes: int,
+        most_descriptors: int,
+        started: Callable[[list[int]], list[int]],
+        ended: Callable[[list[int], int], object],
+        after_first: Callable[[], object] | None = None,
+    ) -> None:
         self._control, self._work = control, work
         self._after_first = after_first
         self._message_bytes, self._most_descriptors = message_bytes, most_descriptors
         self._started, self._ended = started, ended
         self._children = {}
 
-    def serve(self):
+    def serve(self) -> None:
         """Returns when the other side has closed the socket; children are left to the caller (`end_all`)."""
         wake, wake_end = os.pipe()
         os.set_blocking(wake_end, False)
@@ -70,7 +81,7 @@ class ForkServer:
                     return
                 self._fork(message, descriptors)
 
-    def _fork(self, message, descriptors):
+    def _fork(self, message: bytes, descriptors: list[int]) -> None:
         parent = os.getpid()
         child = os.fork()
         if child == 0:
@@ -83,7 +94,7 @@ class ForkServer:
         if after_first is not None:
             after_first()
 
-    def _run_child(self, parent, message, descriptors):
+    def _run_child(self, parent: int, message: bytes, descriptors: list[int]) -> None:
         """Never returns: a child must not go on in its parent's code."""
         status = 1
         try:
@@ -102,7 +113,7 @@ class ForkServer:
         finally:
             os._exit(status)
 
-    def _reap(self):
+    def _reap(self) -> None:
         for process in list(self._children):
             ended, status = os.waitpid(process, os.WNOHANG)
             if ended:
@@ -113,7 +124,7 @@ class ForkServer:
                     for descriptor in kept:
                         os.close(descriptor)
 
-    def end_all(self):
+    def end_all(self) -> None:
         for process in list(self._children):
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)

@@ -12,12 +12,14 @@ import fcntl
 import os
 import threading
 import time
+from collections.abc import Callable
+from typing import Literal
 
 PATIENCE = 0.1
 """Seconds that a clock waits for others of its kind before the gate closes for it."""
 
 
-def lock_path(gpu):
+def lock_path(gpu: int | str) -> str:
     """The file that clocks of one GPU lock. The evaluator makes the same name (seat.rs)."""
     return f"/tmp/cuda-agent-clock-{gpu}"
 
@@ -28,7 +30,9 @@ class Gate:
     `now` is the clock by which the time is accounted for.
     """
 
-    def __init__(self, *, enough=3, most=9, path=None, now=time.monotonic):
+    def __init__(
+        self, *, enough: int = 3, most: int = 9, path: str | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._now = now
         self._enough, self._most = enough, most
         self._changed = threading.Condition()
@@ -39,12 +43,12 @@ class Gate:
         self._spent = {"alone": 0.0, "shared": 0.0, "idle": 0.0}
         self._file = _open(path)
 
-    def enter(self, kind, may_wait):
+    def enter(self, kind: Literal["shared", "alone"], may_wait: Callable[[], object]) -> None:
         """Wait for a place, `shared` or `alone`. `may_wait()` is asked now and then, and ends the wait by raising."""
         enter = {"shared": self._share, "alone": self._be_alone}[kind]
         enter(may_wait)
 
-    def leave(self, kind):
+    def leave(self, kind: Literal["shared", "alone"]) -> None:
         with self._changed:
             self._mark()
             if kind == "shared":
@@ -57,7 +61,7 @@ class Gate:
                 self._closed = self._clocks > 0
             self._changed.notify_all()
 
-    def pause(self, may_wait):
+    def pause(self, may_wait: Callable[[], object]) -> None:
         """Between two steps of one who shares: lets clocks pass. The place is kept, and with it the memory in use."""
         with self._changed:
             if not self._closed:
@@ -76,7 +80,7 @@ class Gate:
                 self._paused -= 1
                 self._sharing += 1
 
-    def _share(self, may_wait):
+    def _share(self, may_wait: Callable[[], object]) -> None:
         with self._changed:
             while self._alone or self._closed or self._sharing + self._paused >= self._most:
                 self._changed.wait(0.1)
@@ -84,7 +88,7 @@ class Gate:
             self._mark()
             self._sharing += 1
 
-    def _be_alone(self, may_wait):
+    def _be_alone(self, may_wait: Callable[[], object]) -> None:
         closes_at = time.monotonic() + PATIENCE
         with self._changed:
             self._clocks += 1
@@ -105,13 +109,13 @@ class Gate:
         if self._file is not None:
             fcntl.flock(self._file, fcntl.LOCK_EX)
 
-    def _mark(self):
+    def _mark(self) -> None:
         now = self._now()
         state = "alone" if self._alone else "shared" if self._sharing else "idle"
         self._spent[state] += now - self._marked
         self._marked = now
 
-    def shares(self):
+    def shares(self) -> dict[str, float]:
         """Parts of the time since the beginning: a clock ran, others computed, nobody had a place."""
         with self._changed:
             self._mark()
@@ -119,7 +123,7 @@ class Gate:
             return {name: seconds / whole for name, seconds in self._spent.items()}
 
 
-def _open(path):
+def _open(path: str | None) -> int | None:
     """Where the file cannot be made, this program's clocks are in order all the same."""
     if path is None:
         return None

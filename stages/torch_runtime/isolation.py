@@ -52,43 +52,43 @@ class _CapabilityData(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable")]
 
 
-def _check(result, what):
+def _check(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def _prctl(option, argument, what):
+def _prctl(option: int, argument: int, what: str) -> None:
     _check(_libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0), what)
 
 
-def die_with_parent():
+def die_with_parent() -> None:
     """Have the kernel kill this process when the thread that made it ends."""
     _prctl(PR_SET_PDEATHSIG, 9, "prctl(PR_SET_PDEATHSIG)")
 
 
-def adopt_orphans():
+def adopt_orphans() -> None:
     """Make this process the parent of descendants whose own parent died, so that none escapes its sight."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1, "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def set_dumpable(dumpable):
+def set_dumpable(dumpable: bool) -> None:
     """Whether processes of the same user may look into this one through ptrace and /proc."""
     _prctl(PR_SET_DUMPABLE, int(dumpable), "prctl(PR_SET_DUMPABLE)")
 
 
-def _mount(source, target, kind, flags, data=""):
+def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
     _check(
         _libc.mount(source.encode(), target.encode(), kind.encode() or None, ctypes.c_ulong(flags), data.encode()),
         f"mount {kind} on {target}",
     )
 
 
-def _unshare(flags):
+def _unshare(flags: int) -> None:
     _check(_libc.unshare(flags), "unshare")
 
 
-def _unshare_as_user():
+def _unshare_as_user() -> None:
     """Namespaces for someone who is not root: a user namespace gives the right to make the others."""
     user, group = os.geteuid(), os.getegid()
     _unshare(CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC)
@@ -97,7 +97,7 @@ def _unshare_as_user():
             file.write(text)
 
 
-def _make_read_only(path):
+def _make_read_only(path: str) -> None:
     attributes = _MountAttributes(attr_set=MOUNT_ATTR_RDONLY)
     _check(
         _libc.syscall(
@@ -112,7 +112,7 @@ def _make_read_only(path):
     )
 
 
-def enter_namespaces():
+def enter_namespaces() -> bool:
     """Make new namespaces for the children of this process; False where the system does not allow it."""
     try:
         _unshare(CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC)
@@ -126,7 +126,7 @@ def enter_namespaces():
         return False
 
 
-def wall_off_file_system(scratch, scratch_bytes, owner):
+def wall_off_file_system(scratch: str, scratch_bytes: int, owner: int | None) -> None:
     """In a new mount namespace: everything read-only, `scratch` a fresh tmpfs of limited size, /proc of this
     namespace alone. Raises OSError where the kernel can't."""
     _mount("none", "/", "", MS_REC | MS_PRIVATE)
@@ -143,14 +143,14 @@ def wall_off_file_system(scratch, scratch_bytes, owner):
         _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"size={scratch_bytes},mode=1777")
 
 
-def _set_capabilities(kept):
+def _set_capabilities(kept: int) -> None:
     """Hold exactly the capabilities of the bit set `kept` (all below 32), inheritable ones included."""
     header = _CapabilityHeader(version=CAPABILITY_VERSION_3, pid=0)
     data = (_CapabilityData * 2)(_CapabilityData(kept, kept, kept), _CapabilityData(0, 0, 0))
     _check(_libc.capset(ctypes.byref(header), data), "capset")
 
 
-def _forbid_new_privileges(kept):
+def _forbid_new_privileges(kept: int | None) -> None:
     """Take every capability but the kept one out of reach, also of programs started from here."""
     _prctl(PR_SET_NO_NEW_PRIVS, 1, "prctl(PR_SET_NO_NEW_PRIVS)")
     for capability in range(LAST_POSSIBLE_CAPABILITY + 1):
@@ -159,19 +159,19 @@ def _forbid_new_privileges(kept):
             _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
 
 
-def drop_privileges():
+def drop_privileges() -> None:
     """Give up every capability for good."""
     _forbid_new_privileges(kept=None)
     _set_capabilities(0)
 
 
-def task_user(number):
+def task_user(number: int) -> int | None:
     """The user for a task, if this process may become another one. Distinct numbers give distinct users, so that two
     programs side by side don't share a limit."""
     return FIRST_TASK_USER + number if os.geteuid() == 0 else None
 
 
-def become(user):
+def become(user: int) -> bool:
     """Become a user who owns nothing and may only read; False where the system has no such user (a container's root
     often has a few thousand), after which the process has no capability but is still root."""
     try:
@@ -188,20 +188,20 @@ def become(user):
         return False
 
 
-def offer_to_memory_killer():
+def offer_to_memory_killer() -> None:
     """When the machine runs out of memory, this process and its children are to go first."""
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
 
 
-def _lower(limit, value):
+def _lower(limit: int, value: int) -> None:
     """Set a soft and hard limit, never above the hard one in force."""
     hard = resource.getrlimit(limit)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(limit, (value, value))
 
 
-def limit_resources(*, data_bytes, file_bytes, cpu_seconds, processes):
+def limit_resources(*, data_bytes: int | None, file_bytes: int, cpu_seconds: int, processes: int) -> None:
     """Hard limits of one process; the supervisor watches the sum over all of them. `data_bytes` is what the process
     may add to its present data segment, or None for no limit (a CUDA context maps more than any machine has).
     `processes` counts the threads of the user, wherever they run."""
@@ -214,7 +214,7 @@ def limit_resources(*, data_bytes, file_bytes, cpu_seconds, processes):
     _lower(resource.RLIMIT_NOFILE, 1024)
 
 
-def _present_data_bytes():
+def _present_data_bytes() -> int:
     with open("/proc/self/status", encoding="ascii") as file:
         for line in file:
             if line.startswith("VmData:"):

@@ -30,6 +30,7 @@ import subprocess
 import symtable
 import sys
 import tokenize
+from typing import Any
 
 SHARES = {"torch#1": 3.40, "torch#2": 83.77, "torch#3": 7.62, "torch#4": 2.80, "torch#5": 1.23, "transformers": 1.18}
 SHARE_TOLERANCE = 1.0  # percentage points, or one row where that is more
@@ -45,7 +46,7 @@ SEED = 20
 # Reading ---------------------------------------------------------------------------------------------------------
 
 
-def read_rows(path):
+def read_rows(path: Any) -> Any:
     """The rows of a dataset folder or a Parquet file. Raises ValueError with what is wrong."""
     import pyarrow.parquet
 
@@ -68,7 +69,7 @@ def read_rows(path):
 class Program:
     """A row's code, parsed."""
 
-    def __init__(self, row):
+    def __init__(self, row: Any) -> None:
         self.code, self.category = row["code"], row["data_source"]
         self.operators = json.loads(row["ops"])
         if not isinstance(self.operators, list) or not all(isinstance(name, str) for name in self.operators):
@@ -92,7 +93,7 @@ class Program:
         if "forward" not in self.methods:
             raise ValueError("Model has no forward")
 
-    def full_name(self, node):
+    def full_name(self, node: Any) -> str | None:
         """`torch.nn.functional.relu` of `F.relu`; None for what does not begin with an imported name."""
         text = ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
         head, _, rest = text.partition(".")
@@ -100,17 +101,17 @@ class Program:
             return None
         return ".".join(filter(None, [self.modules[head], rest]))
 
-    def calls(self, node):
+    def calls(self, node: Any) -> list[str]:
         """The full names of what a tree calls."""
         names = (self.full_name(inner.func) for inner in ast.walk(node) if isinstance(inner, ast.Call))
         return [name for name in names if name]
 
 
-def last(name):
+def last(name: str) -> Any:
     return name.rpartition(".")[2]
 
 
-def plain(name):
+def plain(name: str) -> Any:
     return last(name).lower().replace("_", "")
 
 
@@ -139,7 +140,7 @@ SYMBOLS = {
 }
 
 
-def declared_unused(program):
+def declared_unused(program: "Program") -> str:
     bodies = [node for node in program.tree.body if getattr(node, "name", "get_inputs") not in INPUTS]
     used = {plain(name) for name in program.classes if name != "Model"}
     for node in (inner for body in bodies for inner in ast.walk(body)):
@@ -175,7 +176,7 @@ COMES_ALONG = [
 ]
 
 
-def used_undeclared(program):
+def used_undeclared(program: "Program") -> str:
     if program.category == "transformers":
         return ""
     declared = {plain(name) for name in program.operators}
@@ -185,7 +186,7 @@ def used_undeclared(program):
     return ", ".join(name for name in called if plain(name) not in declared | NO_COMPUTATION)
 
 
-def wrong_category(program):
+def wrong_category(program: "Program") -> str:
     expected = "transformers" if program.category == "transformers" else f"torch#{len(program.operators)}"
     is_class = any(name.startswith("transformers.") for name in program.operators)
     if program.category != expected or is_class != (program.category == "transformers"):
@@ -193,11 +194,11 @@ def wrong_category(program):
     return ""
 
 
-def loads(node):
+def loads(node: Any) -> set[str]:
     return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load)}
 
 
-def own(node, context):
+def own(node: Any, context: Any) -> list[str]:
     """Names of `self.…` in a tree."""
     return [
         inner.attr
@@ -206,7 +207,7 @@ def own(node, context):
     ]
 
 
-def unused_modules(program):
+def unused_modules(program: "Program") -> str:
     start = program.methods.get("__init__")
     if start is None:
         return ""
@@ -223,7 +224,7 @@ def unused_modules(program):
     return ", ".join(name for name in made if name not in used)
 
 
-def unread_arguments(program, method):
+def unread_arguments(program: "Program", method: Any) -> str:
     node = program.methods.get(method)
     if node is None:
         return ""
@@ -232,15 +233,15 @@ def unread_arguments(program, method):
     return ", ".join(name for name in names if name not in read)
 
 
-def unused_forward_arguments(program):
+def unused_forward_arguments(program: "Program") -> str:
     return unread_arguments(program, "forward")
 
 
-def unused_init_arguments(program):
+def unused_init_arguments(program: "Program") -> str:
     return unread_arguments(program, "__init__")
 
 
-def dead_computation(program):
+def dead_computation(program: "Program") -> str:
     """Statements of forward without which its results are the same: backwards from its end, a variable is live where
     something later reads it."""
     live, dead = set(), []
@@ -252,14 +253,14 @@ def dead_computation(program):
                 continue
             live.discard(targets[0].id)
         elif isinstance(statement, ast.Expr) and program.full_name(getattr(statement.value, "func", None)):
-            name = program.full_name(statement.value.func)
+            name = program.full_name(getattr(statement.value, "func", None))
             if name.startswith("torch.") and not name.endswith("_"):
                 dead.append(ast.unparse(statement)[:50])
         live |= loads(statement)
     return "; ".join(dead)
 
 
-def globals_in_model(program):
+def globals_in_model(program: "Program") -> str:
     """Names that a method of Model takes from the module and that the module assigns, by Python's symbol tables."""
     module = symtable.symtable(program.code, "row", "exec")
     assigned = {
@@ -280,7 +281,7 @@ RANDOM = re.compile(
 )
 
 
-def random_calls(program):
+def random_calls(program: "Program") -> str:
     found = []
     for body in program.classes.values():
         for method in (node for node in body.body if isinstance(node, ast.FunctionDef) and node.name != "__init__"):
@@ -291,7 +292,7 @@ def random_calls(program):
 MADE = {"tensor", "ones", "zeros", "full", "arange", "linspace", "eye", "rand", "randn", "empty"}
 
 
-def constant_tensors(program):
+def constant_tensors(program: "Program") -> str:
     """Tensors that forward makes without looking at its inputs or at anything made from them."""
     forward = program.methods["forward"]
     known = {inner.arg for inner in ast.walk(forward.args) if isinstance(inner, ast.arg)} - {"self"}
@@ -300,7 +301,9 @@ def constant_tensors(program):
     }
     found = []
     for node in ast.walk(forward):
-        name = program.full_name(node.func) if isinstance(node, ast.Call) else None
+        if not isinstance(node, ast.Call):
+            continue
+        name = program.full_name(node.func)
         makes = name and name.startswith("torch.") and name.count(".") == 1 and last(name) in MADE
         if makes and not known & set().union(*map(loads, node.args), set()):
             found.append(ast.unparse(node)[:50])
@@ -324,16 +327,16 @@ STATIC = {
 # What several rows show ---------------------------------------------------------------------------------------------
 
 
-def byte_duplicates(rows):
+def byte_duplicates(rows: list[dict[str, str]]) -> dict[str, Any]:
     return _repeated([row["code"] for row in rows])
 
 
-def normalised_duplicates(programs):
+def normalised_duplicates(programs: Any) -> dict[str, Any]:
     """Rows whose text is an earlier one's once comments, layout and docstrings are gone and names are numbered."""
     return _repeated([program and normalised(program) for program in programs])
 
 
-def _repeated(keys):
+def _repeated(keys: Any) -> dict[str, Any]:
     first, found = {}, {}
     for index, key in enumerate(keys):
         if key is not None and first.setdefault(key, index) != index:
@@ -341,7 +344,7 @@ def _repeated(keys):
     return found
 
 
-def normalised(program):
+def normalised(program: "Program") -> str:
     """The code as words, with each name that the file itself introduces as a number."""
     bound = {inner.arg for inner in ast.walk(program.tree) if isinstance(inner, ast.arg)}
     bound |= {
@@ -361,7 +364,7 @@ def normalised(program):
     return " ".join(words)
 
 
-def _without_texts(tree):
+def _without_texts(tree: Any) -> Any:
     for node in ast.walk(tree):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Module)) and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
@@ -373,7 +376,7 @@ def _without_texts(tree):
     return ast.fix_missing_locations(tree)
 
 
-def shares_off(categories):
+def shares_off(categories: Any) -> list[str]:
     """Categories whose share is further from the paper's than the tolerance."""
     total, counts = len(categories), collections.Counter(categories)
     tolerance = max(SHARE_TOLERANCE, 100 / total)
@@ -385,11 +388,11 @@ def shares_off(categories):
     return found + [f"{name} is no category" for name in counts if name not in SHARES]
 
 
-def is_linear_or_convolution(name):
+def is_linear_or_convolution(name: str) -> Any:
     return plain(name) == "linear" or plain(name).startswith("conv")
 
 
-def over_the_caps(lists):
+def over_the_caps(lists: Any) -> list[Any]:
     """Operators and pairs that are in too many rows, and too few distinct operators. `lists`: the operators by row."""
     total, found = len(lists), []
     by_name, by_pair = collections.Counter(), collections.Counter()
@@ -416,7 +419,7 @@ def over_the_caps(lists):
 # One process imports torch and forks once a row; a row's process answers with one line of JSON.
 
 
-def run_rows(codes, device, what="run"):
+def run_rows(codes: Any, device: str, what: str = "run") -> list[Any]:
     """What each row does: for "run" a dict of defect to detail, for "graph" a list with its graph as text or None."""
     command = [sys.executable, __file__, "--serve", device]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
@@ -434,7 +437,7 @@ def run_rows(codes, device, what="run"):
     return answers
 
 
-def serve(device):
+def serve(device: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import torch
@@ -466,7 +469,7 @@ def serve(device):
         answers.flush()
 
 
-def graph(code):
+def graph(code: str) -> str | None:
     """What a row computes as text without names: each operator with its numbers, and its tensors by shape, type and
     the order of their appearance. On the meta device, where nothing has values; None where the row needs them."""
     import torch
@@ -474,7 +477,7 @@ def graph(code):
 
     seen, lines = {}, []
 
-    def words(value):
+    def words(value: Any):
         if isinstance(value, torch.Tensor):
             # The tensor is kept, so that its id stays its own.
             number = seen.setdefault(id(value), (len(seen), value))[0]
@@ -488,14 +491,14 @@ def graph(code):
         )
 
     class Recorder(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = function(*args, **(kwargs or {}))
             lines.append(f"{function} {words(args)} {words(kwargs or {})} {words(result)}")
             return result
 
     try:
         with torch.device("meta"), torch.no_grad():
-            names = {"__name__": "row"}
+            names: dict[str, Any] = {"__name__": "row"}
             exec(compile(code, "row", "exec"), names)
             model, inputs = names["Model"](*names["get_init_inputs"]()).eval(), names["get_inputs"]()
             words([value for value in inputs if isinstance(value, torch.Tensor)])
@@ -506,7 +509,7 @@ def graph(code):
     return "\n".join(lines)
 
 
-def observed(code, device):
+def observed(code: str, device: str) -> Any:
     """The defects of one row, or that it fails."""
     import torch
 
@@ -523,20 +526,21 @@ def observed(code, device):
 class Observation:
     """A row that runs: its model, three draws of inputs, and what they lead to."""
 
-    def __init__(self, code, device):
+    def __init__(self, code: str, device: Any) -> None:
         import torch
 
-        self.torch, self.device, self.names = torch, device, {"__name__": "row"}
+        self.torch, self.device = torch, device
+        self.names: dict[str, Any] = {"__name__": "row"}
         exec(compile(code, "row", "exec"), self.names)
         self.model = self.build(0)
         self.first, self.second, self.third = (self.draw(seed) for seed in (1, 2, 3))
         self.tensors = [index for index, value in enumerate(self.first) if isinstance(value, torch.Tensor)]
 
-    def build(self, seed):
+    def build(self, seed: int) -> Any:
         self.torch.manual_seed(seed)
         return self.names["Model"](*self.names["get_init_inputs"]()).to(self.device).eval()
 
-    def draw(self, seed):
+    def draw(self, seed: int) -> list[Any]:
         """Made on the device where the row bears that: a CPU takes seconds for the gigabytes that a GPU draws at
         once."""
         try:
@@ -546,11 +550,11 @@ class Observation:
             values = self.seeded(seed)
         return [value.to(self.device) if isinstance(value, self.torch.Tensor) else value for value in values]
 
-    def seeded(self, seed):
+    def seeded(self, seed: int) -> list[Any]:
         self.torch.manual_seed(seed)
         return list(self.names["get_inputs"]())
 
-    def outputs(self, model, inputs, seed=9):
+    def outputs(self, model: Any, inputs: Any, seed: int = 9) -> Any:
         """All output elements in one row of numbers, as float64 on the CPU is too large: float32 on the device."""
         self.torch.manual_seed(seed)
         copies = [value.clone() if isinstance(value, self.torch.Tensor) else value for value in inputs]
@@ -565,7 +569,7 @@ class Observation:
                 waiting = [*value.values(), *waiting]
         return self.torch.cat([value.float().reshape(-1) for value in found])
 
-    def apart(self, one, other):
+    def apart(self, one: Any, other: Any) -> Any:
         """The largest difference of two outputs in standard deviations of the first."""
         if one.shape != other.shape:
             return math.inf
@@ -573,7 +577,7 @@ class Observation:
         difference = (one - other).abs().max().item()
         return difference / deviation if deviation > 0 else (math.inf if difference > 0 else 0.0)
 
-    def defects(self):
+    def defects(self) -> Any:
         first = self.outputs(self.model, self.first)
         second = self.outputs(self.model, self.second)
         third = self.outputs(self.build(4), self.third)
@@ -588,20 +592,20 @@ class Observation:
         found |= self.activity(first) | self.stability(first, second, third) | self.inputs(first) | self.modes(first)
         return found
 
-    def activity(self, first):
+    def activity(self, first: Any) -> dict[str, str]:
         # Odd, so that a period of a row's length doesn't meet the same column always.
         step = max(1, first.numel() // 65536) | 1
         counts = first[::step].unique(return_counts=True)[1]
         share = counts.max().item() / counts.sum().item()
         return {"low activity": f"{share:.0%} of the output is one value"} if share > MOST_OF_ONE_VALUE else {}
 
-    def stability(self, *draws):
+    def stability(self, *draws: Any) -> dict[str, Any]:
         deviations = [draw.std().item() if draw.numel() > 1 else 0.0 for draw in draws]
         if min(deviations) > 0 and max(deviations) / min(deviations) <= STD_RATIO:
             return {}
         return {"unstable across seeds": f"standard deviations {', '.join(f'{value:.2g}' for value in deviations)}"}
 
-    def inputs(self, first):
+    def inputs(self, first: Any) -> dict[str, Any]:
         found, repeated = {}, self.draw(1)
         for index in self.tensors:
             if not self.torch.equal(self.first[index], repeated[index]):
@@ -618,7 +622,7 @@ class Observation:
             found["fixed input"] = "no tensor among the inputs"
         return found
 
-    def modes(self, first):
+    def modes(self, first: Any) -> dict[str, str]:
         """Last, since a forward in train mode may change the model."""
         try:
             moved = self.apart(first, self.outputs(self.model.train(), self.first))
@@ -645,7 +649,9 @@ RUNNING = [
 # All of it -----------------------------------------------------------------------------------------------------------
 
 
-def audit(rows, run=0, device="cpu", graphs=False):
+def audit(
+    rows: list[dict[str, str]], run: int = 0, device: str = "cpu", graphs: bool = False
+) -> dict[str, dict[str, Any]]:
     """Defect to {row: detail}; a defect of the whole set has row -1, -2, …. In the order of the table."""
     programs, unreadable = [], {}
     for index, row in enumerate(rows):
@@ -673,16 +679,16 @@ def audit(rows, run=0, device="cpu", graphs=False):
     return found
 
 
-def _of_the_set(details):
+def _of_the_set(details: Any) -> dict[int, Any]:
     return {-1 - place: detail for place, detail in enumerate(details)}
 
 
-def counts(name, total):
+def counts(name: str, total: Any) -> Any:
     """Whether a defect fails the audit of so many rows."""
     return name != "operator or pair in too many rows" or total >= MIN_ROWS_FOR_CAPS
 
 
-def table(found, rows, ran):
+def table(found: Any, rows: list[dict[str, str]], ran: Any) -> tuple[str, int]:
     """The table, and how many defects count."""
     operators = {name for row in rows for name in json.loads(row["ops"])}
     lines = [
@@ -703,7 +709,7 @@ def table(found, rows, ran):
     return "\n".join(lines) + f"\n\n{failing} defects", failing
 
 
-def main(arguments=None):
+def main(arguments: Any = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder")
     parser.add_argument("--run", default="0", help="how many rows to execute: a number, or all")

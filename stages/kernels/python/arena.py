@@ -14,6 +14,7 @@ freeing memory that another process has open is undefined.
 import ctypes
 import mmap
 import os
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ ALIGNMENT = 256
 GIB = 1 << 30
 
 
-def align(offset, to=ALIGNMENT):
+def align(offset: int, to: int = ALIGNMENT) -> int:
     return -(-offset // to) * to
 
 
@@ -32,7 +33,7 @@ class CpuBlock:
 
     granularity = 1 << 12
 
-    def __init__(self, size, generation, _device):
+    def __init__(self, size: int, generation: int, _device: torch.device) -> None:
         self.size = size
         self._descriptor = os.memfd_create(f"cuda-agent-arena-{generation}", os.MFD_CLOEXEC)
         try:
@@ -43,10 +44,10 @@ class CpuBlock:
             os.close(self._descriptor)
             raise Refusal("memory", f"no {size} bytes of shared memory are left: {error.strerror}") from error
 
-    def address(self):
+    def address(self) -> dict[str, str]:
         return {"path": f"/proc/{os.getpid()}/fd/{self._descriptor}"}
 
-    def free(self):
+    def free(self) -> None:
         os.close(self._descriptor)
         self.memory = None
 
@@ -58,12 +59,12 @@ class _IpcHandle(ctypes.Structure):
 class CudaRuntime:
     """The few calls that torch does not offer, in the very libcudart that torch has loaded."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._library = ctypes.CDLL(self._loaded_path())
         self._library.cudaGetErrorString.restype = ctypes.c_char_p
 
     @staticmethod
-    def _loaded_path():
+    def _loaded_path() -> Any:
         with open("/proc/self/maps", encoding="utf-8") as file:
             for line in file:
                 path = line.rstrip("\n").split(maxsplit=5)[-1]
@@ -71,35 +72,35 @@ class CudaRuntime:
                     return path
         raise Refusal("internal", "torch has loaded no libcudart: this build of torch has no CUDA")
 
-    def _check(self, status, what):
+    def _check(self, status: Any, what: Any) -> None:
         if status != 0:
             # Else the next launch of torch would report this error as its own.
             self._library.cudaGetLastError()
             text = self._library.cudaGetErrorString(status).decode()
             raise Refusal("memory" if status == 2 else "internal", f"{what}: {text}")
 
-    def allocate(self, size):
+    def allocate(self, size: int) -> int | None:
         pointer = ctypes.c_void_p()
         self._check(self._library.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size)), f"cudaMalloc of {size}")
         return pointer.value
 
-    def free(self, address):
+    def free(self, address: Any) -> None:
         self._check(self._library.cudaFree(ctypes.c_void_p(address)), "cudaFree")
 
-    def ipc_handle(self, address):
+    def ipc_handle(self, address: Any) -> str:
         handle = _IpcHandle()
         status = self._library.cudaIpcGetMemHandle(ctypes.byref(handle), ctypes.c_void_p(address))
         self._check(status, "cudaIpcGetMemHandle")
         return bytes(handle.reserved).hex()
 
-    def reset_persisting_l2(self):
+    def reset_persisting_l2(self) -> None:
         self._check(self._library.cudaCtxResetPersistingL2Cache(), "cudaCtxResetPersistingL2Cache")
 
 
 class _RawMemory:
     """What torch.as_tensor needs to wrap an address without a copy."""
 
-    def __init__(self, address, size):
+    def __init__(self, address: Any, size: int) -> None:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
@@ -108,7 +109,7 @@ class CudaBlock:
 
     granularity = 1 << 21
 
-    def __init__(self, size, _generation, device):
+    def __init__(self, size: int, _generation: Any, device: torch.device) -> None:
         torch.cuda.set_device(device)
         torch.cuda.init()
         self.size = size
@@ -119,10 +120,10 @@ class CudaBlock:
         self._handle = self._runtime.ipc_handle(self._pointer)
         self.memory = torch.as_tensor(_RawMemory(self._pointer, size), device=device)
 
-    def address(self):
+    def address(self) -> Any:
         return {"ipc_handle": self._handle}
 
-    def free(self):
+    def free(self) -> None:
         torch.cuda.synchronize()
         self.memory = None
         self._runtime.free(self._pointer)
@@ -131,7 +132,7 @@ class CudaBlock:
 class Arena:
     """The current block, replaced by a larger one when needed."""
 
-    def __init__(self, device, limit):
+    def __init__(self, device: torch.device, limit: Any) -> None:
         self._device = device
         self._block_type = CudaBlock if device.type == "cuda" else CpuBlock
         self.red_zone = 64 << 10 if device.type == "cuda" else 4 << 10
@@ -140,7 +141,7 @@ class Arena:
         self._block = None
         self._retired = []
 
-    def reserve(self, size):
+    def reserve(self, size: int) -> None:
         """Makes the block at least this large."""
         self.release_retired()
         if self._block is not None and self._block.size >= size:
@@ -151,7 +152,7 @@ class Arena:
         self._block = None
         self._block = self._allocate(size)
 
-    def _allocate(self, size):
+    def _allocate(self, size: int) -> CpuBlock | CudaBlock:
         """A power of two, so that a task a little larger than the last one does not need a new block; if that is too
         much, what is needed."""
         least = align(size, self._block_type.granularity)
@@ -162,28 +163,28 @@ class Arena:
                 raise
         return self._block_type(least, self._generation, self._device)
 
-    def _roomy(self, size):
+    def _roomy(self, size: int) -> int:
         return align(min(1 << (size - 1).bit_length(), self.limit), self._block_type.granularity)
 
-    def fits(self, size):
+    def fits(self, size: int) -> bool:
         return size <= self.limit
 
-    def describe(self):
+    def describe(self) -> dict[str, Any]:
         return {**self._block.address(), "bytes": self._block.size, "generation": self._generation}
 
     @property
-    def capacity(self):
+    def capacity(self) -> int:
         return self._block.size if self._block is not None else 0
 
-    def memory(self, offset, size):
+    def memory(self, offset: int, size: int) -> torch.Tensor:
         return self._block.memory[offset : offset + size]
 
-    def release_retired(self):
+    def release_retired(self) -> None:
         for block in self._retired:
             block.free()
         self._retired = []
 
-    def close(self):
+    def close(self) -> None:
         self.release_retired()
         if self._block is not None:
             self._block.free()
@@ -193,7 +194,7 @@ class Arena:
 class Slot:
     """A tensor's place in a set; offsets count from the set's start."""
 
-    def __init__(self, name, offset, size, shape, dtype):
+    def __init__(self, name: str, offset: int, size: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.name = name
         self.offset = offset
         self.size = size
@@ -201,10 +202,10 @@ class Slot:
         self.dtype = dtype
 
     @property
-    def end(self):
+    def end(self) -> int:
         return self.offset + self.size
 
-    def view(self, memory):
+    def view(self, memory: torch.Tensor) -> torch.Tensor:
         """The tensor in a set's memory, or in a copy of it."""
         return memory[self.offset : self.end].view(self.dtype).view(self.shape)
 
@@ -215,7 +216,13 @@ class Layout:
     `tail` is where the written ones begin: all before it must come back as it was.
     """
 
-    def __init__(self, read, written, scratch_bytes, red_zone):
+    def __init__(
+        self,
+        read: list[tuple[str, tuple[int, ...], torch.dtype]],
+        written: list[tuple[str, tuple[int, ...], torch.dtype]],
+        scratch_bytes: int,
+        red_zone: int,
+    ) -> None:
         self._cursor = red_zone
         self._red_zone = red_zone
         self.read = [self._place(*tensor) for tensor in read]
@@ -224,7 +231,7 @@ class Layout:
         self.scratch = self._place("scratch", (scratch_bytes,), torch.uint8)
         self.size = align(self.scratch.end + red_zone)
 
-    def _place(self, name, shape, dtype):
+    def _place(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Slot:
         size = dtype.itemsize
         for extent in shape:
             size *= extent
@@ -232,7 +239,7 @@ class Layout:
         self._cursor = align(slot.end + self._red_zone)
         return slot
 
-    def gaps(self):
+    def gaps(self) -> "list[Gap]":
         """The red zones in order, each with the slots before and after it (`None` at the ends)."""
         slots = [*self.read, *self.written, self.scratch]
         edges = zip([None, *slots], [*slots, None], strict=True)
@@ -242,13 +249,13 @@ class Layout:
 class Gap:
     """A red zone. Rounding to the alignment belongs to it."""
 
-    def __init__(self, before, after, size):
+    def __init__(self, before: Slot | None, after: Slot | None, size: int) -> None:
         self.before = before
         self.after = after
         self.start = before.end if before is not None else 0
         self.end = after.offset if after is not None else size
 
-    def damage(self, first, last):
+    def damage(self, first: int, last: int) -> list[dict[str, Any]]:
         """Bytes `first` to `last` of it were written: which tensors that happened next to."""
         found = []
         middle = (self.end - self.start) // 2
@@ -259,7 +266,11 @@ class Gap:
         return found
 
 
-def check_fits(arena, read, written):
+def check_fits(
+    arena: Arena,
+    read: list[tuple[str, tuple[int, ...], torch.dtype]],
+    written: list[tuple[str, tuple[int, ...], torch.dtype]],
+) -> None:
     """Refuses a task whose single set, without scratch, is larger than an arena may be."""
     size = Layout(read, written, 0, arena.red_zone).size
     if not arena.fits(size):

@@ -6,14 +6,23 @@ that one finds a difference are the tensors and gaps looked at one by one. The t
 nothing that a candidate writes can reach them. Expected outputs are never in the arena.
 """
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 import torch
 
+import chunk_numbers
 import glance
 import judge
 import quick_look
 from arena import Layout
 from element_types import PATTERNS, as_words
 from refusal import Refusal
+
+if TYPE_CHECKING:
+    from arena import Arena, Gap
+    from task import Task
+
 
 RUNNER_BYTES = 1 << 30
 """Left to the process that runs the candidate: its context, its code, and what it writes to empty the caches."""
@@ -26,7 +35,7 @@ KEPT_BYTES = 1 << 28
 
 
 class ArgumentSet:
-    def __init__(self, layout, base, memory, task):
+    def __init__(self, layout: Layout, base: int, memory: torch.Tensor, task: "Task") -> None:
         self.layout = layout
         self.base = base
         self.memory = memory
@@ -37,24 +46,32 @@ class ArgumentSet:
         self._gaps = layout.gaps()
         self._gap_byte = 0
         self._is_clean = False
-        self._pattern = None
+        self._pattern: Any = None
         self.trial = None
         self.weights = None
-        self.values = None
-        self.expectations = None
+        self.values: Any = None
+        self.expectations: Any = None
         self._quick = None
         self._task = None
         self._held = {}
         self._kept = None
 
-    def describe(self):
+    def describe(self) -> dict[str, list[int | list[int]]]:
         slots = [*self.layout.read, *self.layout.written]
         return {
             "arguments": [[self.base + slot.offset, slot.size] for slot in slots],
             "scratch": [self.base + self.layout.scratch.offset, self.layout.scratch.size],
         }
 
-    def take_inputs(self, task, values, trial, weights, quick=False, is_probe=False):
+    def take_inputs(
+        self,
+        task: "Task",
+        values: Any,
+        trial: int,
+        weights: int,
+        quick: bool = False,
+        is_probe: bool = False,
+    ) -> None:
         """New inputs and weights (by their seed), and what they should give.
 
         `quick` asks eager only, for results of a program that is judged a second time; `is_probe` says that the values
@@ -77,15 +94,15 @@ class ArgumentSet:
         self._held, self._kept = {}, None
         self.trial = trial
 
-    def use_weights(self):
+    def use_weights(self) -> None:
         """Gives the model the weights of this draw."""
         self._task.weights.recall(self.weights, self._state)
 
-    def poison_image(self, pattern):
+    def poison_image(self, pattern: int) -> None:
         """What `fill` would do first."""
         self._poison_gaps(PATTERNS[pattern], (self.image,))
 
-    def _poison_gaps(self, byte, places):
+    def _poison_gaps(self, byte: int, places: Sequence[torch.Tensor]) -> None:
         """The red zones of what may only be read."""
         if self._gap_byte == byte:
             return
@@ -94,7 +111,7 @@ class ArgumentSet:
                 memory[gap.start : min(gap.end, self.layout.tail)].fill_(byte)
         self._gap_byte = byte
 
-    def fill(self, pattern):
+    def fill(self, pattern: int) -> None:
         """Inputs and weights as they should be, poison everywhere else."""
         byte, tail = PATTERNS[pattern], self.layout.tail
         # Found unchanged: all but the gaps is there. Whatever writes to it meanwhile is found out as ever.
@@ -105,30 +122,30 @@ class ArgumentSet:
         self.memory[tail:].fill_(byte)
         self._pattern, self._is_clean = pattern, False
 
-    def judge(self, quick_numbers=None):
+    def judge(self, quick_numbers: list[list[float]] | None = None) -> dict[str, Any]:
         """The facts on what lies there now; `quick_numbers` are those of `quick_rows`, where they were fetched
         already."""
         if self._pattern is None or self.trial is None:
             raise Refusal("internal", "nothing was drawn for this set")
         if self._quick is not None:
-            facts = self._quick.conclude(quick_numbers or judge.fetch(self.quick_rows()))
+            facts = self._quick.conclude(quick_numbers or chunk_numbers.fetch(self.quick_rows()))
             if facts is not None:
                 return facts
             self._expect_all()
         return self._judge_as_a_whole()
 
-    def quick_rows(self):
+    def quick_rows(self) -> list[torch.Tensor]:
         """What the quick look wants as numbers; nothing where the next judgement is no quick one."""
         if self._quick is None:
             return []
         return self._quick.rows([slot.view(self.memory) for slot in self.layout.written], self._damage())
 
-    def _expect_all(self):
+    def _expect_all(self) -> None:
         """Something is wrong, or near it: the whole judgement tells what."""
         self.use_weights()
         self._quick, self.expectations = None, self._task.expect(self.values)
 
-    def _judge_as_a_whole(self):
+    def _judge_as_a_whole(self) -> dict[str, list[dict[str, Any] | str]]:
         results = [slot.view(self.memory) for slot in self.layout.written]
         known = self._known(results)
         if known is not None:
@@ -144,23 +161,24 @@ class ArgumentSet:
             self._kept = self._pattern, [result.clone() for result in results], facts["outputs"]
         return facts
 
-    def _known(self, results):
+    def _known(self, results: list[torch.Tensor]) -> dict[str, Any] | None:
         """The facts, if nothing was damaged and the run with the other pattern gave the same bits: an element that was
         not written would hold another pattern. Most programs give the same, and are not compared a second time."""
         kept, self._kept = self._kept, None
         if kept is None or kept[0] == self._pattern:
             return None
         differs = [(as_words(one) != as_words(other)).any() for one, other in zip(results, kept[1], strict=True)]
-        if any(judge.fetch([torch.cat([self._damage(), judge.row(*differs)])])[0]):
+        if any(chunk_numbers.fetch([torch.cat([self._damage(), chunk_numbers.row(*differs)])])[0]):
             return None
         self._is_clean = True
         return {"outputs": [output | {"unwritten": 0} for output in kept[2]], "inputs_changed": [], "red_zones": []}
 
-    def _earlier_masks(self):
+    def _earlier_masks(self) -> list[list[torch.Tensor] | None]:
         """Which elements held the other pattern after its run; `None` where none did, or there was no such run."""
         return self._held.get(1 - self._pattern, [None] * len(self.expectations))
 
-    def _verdicts(self, results):
+    # Quoted: in the class, judge is its method.
+    def _verdicts(self, results: list[torch.Tensor]) -> "tuple[list[float], list[judge.Verdict]]":
         """What a glance finds right, and what the others are by measurement; and before them what was damaged."""
         byte, triples = (
             PATTERNS[self._pattern],
@@ -170,7 +188,7 @@ class ArgumentSet:
             glance.at(expectation, result, byte) or judge.Measurement(expectation, result, byte, earlier)
             for expectation, result, earlier in triples
         ]
-        damaged, *numbers = judge.fetch([self._damage(), *[row for each in comparisons for row in each.rows]])
+        damaged, *numbers = chunk_numbers.fetch([self._damage(), *[row for each in comparisons for row in each.rows]])
         rows = [
             each.conclude(numbers) for each, numbers in zip(comparisons, _by_output(comparisons, numbers), strict=True)
         ]
@@ -178,12 +196,12 @@ class ArgumentSet:
         for place in unclear:
             comparisons[place] = judge.Measurement(*triples[place][:2], byte, triples[place][2])
         measured = [comparisons[place] for place in unclear]
-        numbers = judge.fetch([row for each in measured for row in each.rows])
+        numbers = chunk_numbers.fetch([row for each in measured for row in each.rows])
         for place, each in zip(unclear, _by_output(measured, numbers), strict=True):
             rows[place] = each
         return damaged, self._concluded(comparisons, rows)
 
-    def _concluded(self, comparisons, rows):
+    def _concluded(self, comparisons: list[Any], rows: list[Any]) -> "list[judge.Verdict]":
         both_ran = 1 - self._pattern in self._held
         verdicts = [judge.Verdict(each.expectation, row, both_ran) for each, row in zip(comparisons, rows, strict=True)]
         self._held[self._pattern] = [
@@ -191,23 +209,23 @@ class ArgumentSet:
         ]
         return verdicts
 
-    def _written_gaps(self):
+    def _written_gaps(self) -> "list[Gap]":
         return [gap for gap in self._gaps if gap.end > self.layout.tail]
 
-    def _damage(self):
+    def _damage(self) -> torch.Tensor:
         """Whether anything before the outputs changed, and whether any red zone after them did."""
         words = as_words(self.memory[: self.layout.tail]) != as_words(self.image)
         gaps = torch.cat([self.memory[gap.start : gap.end] for gap in self._written_gaps()])
-        return judge.row(words.any(), (gaps != PATTERNS[self._pattern]).any())
+        return chunk_numbers.row(words.any(), (gaps != PATTERNS[self._pattern]).any())
 
-    def _changed_tensors(self):
+    def _changed_tensors(self) -> list[str]:
         return [
             slot.name
             for slot in self.layout.read
             if not torch.equal(self.memory[slot.offset : slot.end], self.image[slot.offset : slot.end])
         ]
 
-    def _changed_gaps(self):
+    def _changed_gaps(self) -> list[dict[str, Any]]:
         byte = PATTERNS[self._pattern]
         found = []
         for gap in self._gaps:
@@ -217,7 +235,7 @@ class ArgumentSet:
         return found
 
 
-def _by_output(comparisons, numbers):
+def _by_output(comparisons: list[Any], numbers: list[list[float]]) -> list[list[list[float]]]:
     """The rows of each."""
     result = []
     for each in comparisons:
@@ -226,7 +244,9 @@ def _by_output(comparisons, numbers):
     return result
 
 
-def private_bytes(layout, spec_outputs, needs_float64):
+def private_bytes(
+    layout: Layout, spec_outputs: list[tuple[str, tuple[int, ...], torch.dtype]], needs_float64: bool
+) -> int:
     """What a set takes outside the arena."""
     outputs = 0
     for _, shape, dtype in spec_outputs:
@@ -240,7 +260,7 @@ def private_bytes(layout, spec_outputs, needs_float64):
 class ArgumentSets:
     """The sets of the task that was begun last."""
 
-    def __init__(self, task, arena, scratch_bytes, wanted, available_memory):
+    def __init__(self, task: "Task", arena: "Arena", scratch_bytes: int, wanted: int, available_memory: int) -> None:
         layout = Layout(task.read_tensors(), task.written_tensors(), scratch_bytes, arena.red_zone)
         private = private_bytes(layout, task.written_tensors(), task.policy.needs_float64)
         count = min(wanted, self._room(layout, private, arena, task, available_memory))
@@ -251,7 +271,7 @@ class ArgumentSets:
         self.sets = [ArgumentSet(layout, base, arena.memory(base, layout.size), task) for base in bases]
 
     @staticmethod
-    def _room(layout, private, arena, task, available_memory):
+    def _room(layout: Layout, private: int, arena: "Arena", task: "Task", available_memory: int) -> int:
         """How many sets fit, beside what a forward needs for itself."""
         if not arena.fits(layout.size):
             raise Refusal(
@@ -264,7 +284,7 @@ class ArgumentSets:
         in_hand = min(arena.capacity // layout.size, free // private)
         return max(1, in_hand, min(arena.limit // layout.size, free // (layout.size + private)))
 
-    def __getitem__(self, position):
+    def __getitem__(self, position: int) -> ArgumentSet:
         if not (isinstance(position, int) and 0 <= position < len(self.sets)):
             raise Refusal("internal", f"there is no set {position!r}: there are {len(self.sets)}")
         return self.sets[position]

@@ -5,6 +5,8 @@ operator counts one operation for each element that it writes. Views and uniniti
 """
 
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,18 +21,20 @@ _WRITES_NOTHING = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_emp
 class Counter(TorchDispatchMode):
     """Counts the operations of everything that runs under it."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.flops = 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         self.flops += operations(function, args, kwargs, result)
         return result
 
 
-def operations(function, args, kwargs, result):
+def operations(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
     formula = _FORMULAS.get(function.overloadpacket)
     if formula is not None:
         return int(formula(*args, **kwargs, out_val=result))
@@ -39,7 +43,7 @@ def operations(function, args, kwargs, result):
     return sum(leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
 
 
-def count(model, forward):
+def count(model: Any, forward: Callable[..., Any]) -> int:
     """The operations of one forward."""
     counter = Counter()
     # A fused recurrent layer is one operator without a formula; without the fused libraries it is made of products.
@@ -50,7 +54,7 @@ def count(model, forward):
 
 
 @contextlib.contextmanager
-def unfused():
+def unfused() -> Any:
     allow_tf32 = torch.backends.cudnn.allow_tf32
     with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False, allow_tf32=allow_tf32):
         yield

@@ -5,31 +5,38 @@ the middle. So while the twin runs, whatever asks for a smaller float type gets 
 """
 
 import copy
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+if TYPE_CHECKING:
+    from error_model import Noise
+
 SMALLER = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def widened(kwargs):
+def widened(kwargs: dict[str, Any]) -> dict[str, Any]:
     """The named arguments of an operator, with float64 for any smaller float type that they ask for."""
     return {**kwargs, "dtype": torch.float64} if kwargs.get("dtype") in SMALLER else kwargs
 
 
 class _InFloat64(TorchDispatchMode):
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         return function(*args, **widened(kwargs or {}))
 
 
-def widen(value):
+def widen(value: float | torch.Tensor) -> float | torch.Tensor:
     if isinstance(value, torch.Tensor) and value.dtype in SMALLER:
         return value.double()
     return value
 
 
 class Twin:
-    def __init__(self, model, collect):
+    def __init__(self, model: Any, collect: Callable[..., Any]) -> None:
         self._original = model
         self._model = copy.deepcopy(model).double()
         # A forward may put another tensor in a buffer's place.
@@ -41,7 +48,7 @@ class Twin:
         ]
         self._collect = collect
 
-    def forward(self, values, mode=None):
+    def forward(self, values: Sequence[Any], mode: "Noise | None" = None) -> list[torch.Tensor]:
         """The outputs in float64, with the original's present weights and buffers; those that are no floats as they
         are. `mode` is a dispatch mode in place of the one that keeps everything in float64."""
         for own, original in zip(self._model.parameters(), self._original.parameters(), strict=True):

@@ -24,12 +24,18 @@ loses 16, is refused. Eager's error belongs to them then: on a GPU it is that of
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from double_precision import widened
+
+if TYPE_CHECKING:
+    from double_precision import Twin
+
 
 TWINS, TWINS_OF_FEW = 3, 8
 FEW = 32
@@ -99,7 +105,7 @@ HALF = Limits(2.1, 4.5, 4.6, 8)
 # Parts of an output.
 
 
-def families(shape):
+def families(shape: tuple[int, ...]) -> list[int | str | None]:
     """Ways to divide an output into parts: `None` is the whole, a number a dimension, "block" stretches of elements."""
     count = math.prod(shape)
     found = [None]
@@ -107,7 +113,7 @@ def families(shape):
     return found + (["block"] if count >= 2 * BLOCK else [])
 
 
-def norms(values, shape, family):
+def norms(values: torch.Tensor, shape: tuple[int, ...], family: int | str | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The root of the mean square and the largest magnitude of each part, in float64."""
     if family is None:
         values, others = values.reshape(1, -1), [1]
@@ -120,7 +126,7 @@ def norms(values, shape, family):
     return rms, torch.linalg.vector_norm(values, math.inf, dim=others).double()
 
 
-def part_norms(values, shape, order):
+def part_norms(values: torch.Tensor, shape: tuple[int, ...], order: float) -> dict[int | str | None, Any]:
     """By family the norms of its parts, in float64: of order 2 (not yet divided by the elements) or infinity. The same
     as `norms` for each family, from fewer passes over the elements: one for the blocks and one for the dimensions on
     either side of a split; of these the norms follow as norms of norms."""
@@ -138,11 +144,11 @@ def part_norms(values, shape, order):
     return found
 
 
-def _norm(values, order, dims):
+def _norm(values: torch.Tensor, order: float, dims: list[int]) -> torch.Tensor:
     return torch.linalg.vector_norm(values, order, dim=dims, dtype=torch.float64)
 
 
-def _along(values, places, kept, order):
+def _along(values: torch.Tensor, places: list[tuple[int, int]], kept: list[int], order: float) -> dict[int, Any]:
     """The norms for each of some dimensions, given as pairs: its name and where it is now. Where there are several, the
     elements are read once for all dimensions in `kept`, which these are of."""
     if len(places) > 1:
@@ -151,7 +157,7 @@ def _along(values, places, kept, order):
     return {place: _norm(values, order, [dim for dim in range(values.dim()) if dim != at]) for place, at in places}
 
 
-def _whole(values, found, places, order):
+def _whole(values: torch.Tensor, found: dict[int | str, torch.Tensor], places: list[int], order: float) -> torch.Tensor:
     if places:
         return _norm(min((found[place] for place in places), key=torch.Tensor.numel), order, [0])
     if "block" not in found:
@@ -162,12 +168,12 @@ def _whole(values, found, places, order):
 
 
 @functools.lru_cache(maxsize=256)
-def _split(shape, places, has_blocks):
+def _split(shape: tuple[int, ...], places: tuple[int, ...], has_blocks: bool) -> tuple[int, bool]:
     """Before which dimension to split, so that the fewest numbers are read; and whether what stands before it follows
     from the norms of blocks."""
     count = math.prod(shape)
 
-    def cost(split):
+    def cost(split: int):
         before, after = (len([place for place in places if (place < split) == side]) for side in (True, False))
         leading, trailing = math.prod(shape[:split]), math.prod(shape[split:])
         reads = 0
@@ -179,21 +185,21 @@ def _split(shape, places, has_blocks):
             reads += count + (trailing * after if after > 1 else 0)
         return reads
 
-    def follows(split):
+    def follows(split: int):
         return has_blocks and math.prod(shape[split:]) % BLOCK == 0
 
     best = min(range(len(shape) + 1), key=cost)
     return best, follows(best)
 
 
-def _size(shape, family):
+def _size(shape: tuple[int, ...], family: Any) -> int:
     """The elements of a part."""
     if family is None:
         return math.prod(shape)
     return BLOCK if family == "block" else math.prod(shape) // shape[family]
 
 
-def _median(values, valid):
+def _median(values: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     """Of those that are valid, at most some thousand of them: sorting all blocks of an output would take longer than
     the forward. 0 without any. A tensor, so that nobody waits for the GPU."""
     step = max(1, values.numel() // SAMPLED)
@@ -208,14 +214,16 @@ class Noise(TorchDispatchMode):
     """Random rounding of what each operator computes, in float64. What is not known as exact, a sum or a product is
     taken apart where torch can do that, and counts as rounded once where it can't."""
 
-    def __init__(self, seed, half_epsilon, in_tf32, unit=UNIT):
+    def __init__(self, seed: int, half_epsilon: float, in_tf32: bool, unit: float = UNIT) -> None:
         super().__init__()
         self._unit = unit
         self._seed, self._generators = seed, {}
         self._half_epsilon, self._in_tf32 = half_epsilon, in_tf32
         self.products = 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = widened(kwargs or {})
         name = function.overloadpacket.__name__
         if name in EXACT or function.is_view:
@@ -232,7 +240,9 @@ class Noise(TorchDispatchMode):
                 return function.decompose(*args, **kwargs)
         return self._rounded_once(name, function(*args, **kwargs), args)
 
-    def _contract(self, function, name, args, kwargs):
+    def _contract(
+        self, function: Any, name: str, args: list[Any], kwargs: dict[str, int]
+    ) -> float | torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         first = 1 if name in ADDED_TO else 0
         if name in PRODUCTS:
             self.products += 1
@@ -246,17 +256,19 @@ class Noise(TorchDispatchMode):
         args[first] = self._jitter(args[first], math.hypot(scale, OPERANDS_IN_HALF * self._half_epsilon))
         return self._all_jittered(function(*args, **kwargs), math.hypot(scale, self._unit))
 
-    def _rounded_once(self, name, result, args):
+    def _rounded_once(self, name: str, result: Any, args: tuple[Any, ...]) -> Any:
         if name.endswith("_") and isinstance(result, torch.Tensor) and result.is_floating_point():
             return args[0].copy_(self._jitter(result, self._unit))
         return self._all_jittered(result, self._unit)
 
-    def _all_jittered(self, result, scale):
+    def _all_jittered(
+        self, result: float | torch.Tensor | tuple[torch.Tensor, torch.Tensor], scale: float
+    ) -> float | torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         if isinstance(result, (tuple, list)):
             return type(result)(self._jitter(value, scale) for value in result)
         return self._jitter(result, scale)
 
-    def _jitter(self, value, scale):
+    def _jitter(self, value: Any, scale: float) -> Any:
         if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
             return value
         if value.device not in self._generators:
@@ -267,7 +279,7 @@ class Noise(TorchDispatchMode):
         return torch.addcmul(value, value, noise.double(), value=scale)
 
 
-def _shortened(value):
+def _shortened(value: torch.Tensor) -> torch.Tensor:
     """As the tensor cores read an operand in TF32: ten bits after the first, the others cut off."""
     if not value.is_floating_point():
         return value
@@ -275,7 +287,7 @@ def _shortened(value):
     return torch.ldexp(torch.trunc(mantissa * 2.0**11) / 2.0**11, exponent)
 
 
-def _terms(name, args, first):
+def _terms(name: str, args: list[Any], first: int) -> float:
     """How many terms a sum has that are not zero."""
     value = args[first]
     if not isinstance(value, torch.Tensor) or not value.numel():
@@ -292,7 +304,7 @@ def _terms(name, args, first):
     return max(1.0, terms * share)
 
 
-def _reduced(value, args):
+def _reduced(value: torch.Tensor, args: list[Any]) -> int:
     """The elements that go into one of a reduction's results."""
     dims = next((each for each in args[1:] if isinstance(each, (list, tuple))), None)
     if not dims:
@@ -300,7 +312,7 @@ def _reduced(value, args):
     return math.prod(value.shape[place] for place in dims) if value.dim() else 1
 
 
-def _nonzero_share(value):
+def _nonzero_share(value: torch.Tensor) -> float:
     return torch.count_nonzero(value).item() / max(1, value.numel())
 
 
@@ -320,7 +332,7 @@ class Kind:
     """The twins' error over the whole, for answers of few elements, which may be near zero by chance."""
 
 
-def measure_kind(limits, has_eager, exact, twins):
+def measure_kind(limits: Limits, has_eager: bool, exact: torch.Tensor | None, twins: list[torch.Tensor]) -> Kind:
     """`exact` and each of the twins as flat tensors of the shape that `exact` has."""
     shape, exact = tuple(exact.shape), exact.reshape(-1)
     known = exact.isfinite()
@@ -330,8 +342,9 @@ def measure_kind(limits, has_eager, exact, twins):
     for family in families(shape):
         size, _ = norms(answer, shape, family)
         found = [norms(deviation, shape, family) for deviation in deviations]
-        rms = torch.stack([each[0] for each in found]).square().mean(0).sqrt()
-        largest = torch.stack([each[1] for each in found]).amax(0)
+        sizes, peaks = zip(*found, strict=True)
+        rms = torch.stack(sizes).square().mean(0).sqrt()
+        largest = torch.stack(peaks).amax(0)
         relative[family] = _median(rms / size, size > 0).item()
         peak[family] = _median(largest / rms, rms > 0).item()
         if family is None:
@@ -342,7 +355,9 @@ def measure_kind(limits, has_eager, exact, twins):
 class Bounds:
     """What errors of one output are allowed, for one draw: by family the rms and the largest of each part."""
 
-    def __init__(self, kinds, dtype, shape, error, answer):
+    def __init__(
+        self, kinds: list[Kind], dtype: torch.dtype, shape: tuple[int, ...], error: torch.Tensor, answer: torch.Tensor
+    ) -> None:
         """`error` is eager's. What is not finite in it or in `answer` makes `known` not finite."""
         self._shape = tuple(shape)
         half = dtype in HALVES
@@ -355,7 +370,8 @@ class Bounds:
             else 4 * torch.finfo(dtype).eps
         )
         tiny = torch.finfo(dtype).smallest_normal if dtype != torch.float16 else 2.0**-24
-        self.by_family, self._over_all = {}, [0.0] * len(kinds)
+        self.by_family: dict[Any, Any] = {}
+        self._over_all: list[Any] = [0.0] * len(kinds)
         squares, peaks, sizes = (
             part_norms(*each) for each in ((error, shape, 2), (error, shape, math.inf), (answer, shape, 2))
         )
@@ -378,7 +394,17 @@ class Bounds:
         """Of eager's error the norm and the largest, of the answer the norm, and a bound from below of its largest
         element."""
 
-    def _of_kind(self, at, kind, family, own, own_largest, size, floor, tiny):
+    def _of_kind(
+        self,
+        at: int,
+        kind: Kind,
+        family: int | str | None,
+        own: torch.Tensor,
+        own_largest: torch.Tensor,
+        size: torch.Tensor,
+        floor: float,
+        tiny: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         scale = kind.relative[family] * size
         if kind.has_eager:
             scale = torch.maximum(scale, own)
@@ -398,16 +424,18 @@ class Bounds:
             return scale * limits.rms, largest * limits.largest
         return scale * limits.part_rms, largest * limits.part_largest
 
-    def parts(self, error):
+    def parts(self, error: torch.Tensor) -> list[torch.Tensor]:
         """How the parts of an error stand: by family the largest ratio to what is allowed, and where that is."""
         return self._parts(part_norms(error, self._shape, 2), part_norms(error, self._shape, math.inf))
 
-    def compare(self, error):
+    def compare(self, error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
         """An error's norm, where the largest element is, and `parts`."""
         squares, peaks = part_norms(error, self._shape, 2), part_norms(error, self._shape, math.inf)
         return squares[None], _place_of_largest(error, peaks.get("block")), self._parts(squares, peaks)
 
-    def _parts(self, squares, peaks):
+    def _parts(
+        self, squares: dict[int | str | None, torch.Tensor], peaks: dict[int | str | None, torch.Tensor]
+    ) -> list[torch.Tensor]:
         found = []
         for family, (allowed_rms, allowed_largest) in self.by_family.items():
             rms = squares[family] / math.sqrt(_size(self._shape, family))
@@ -415,11 +443,11 @@ class Bounds:
             found += [ratio.nan_to_num(nan=math.inf), where.double()]
         return found
 
-    def names(self):
+    def names(self) -> list[int | str]:
         return list(self.by_family)
 
 
-def _place_of_largest(values, peaks):
+def _place_of_largest(values: torch.Tensor, peaks: torch.Tensor | None) -> torch.Tensor:
     """Where the largest magnitude is, the first of equals; `peaks` are those of the blocks, which spare reading all."""
     if peaks is None:
         return values.abs().argmax().reshape(1)
@@ -434,9 +462,15 @@ def _place_of_largest(values, peaks):
     return torch.where(largest > peaks.take(block), last + peaks.numel() * BLOCK, place)
 
 
-def study(twin, values, eager, exact, policy):
+def study(
+    twin: "Twin | None",
+    values: Sequence[Any],
+    eager: list[torch.Tensor],
+    exact: Sequence[torch.Tensor | None],
+    policy: str,
+) -> list[list[Kind] | None] | None:
     """For each output its kinds, or `None` where it is no float. `twin` is a double_precision.Twin."""
-    kinds = [None] * len(eager)
+    kinds: list[Any] = [None] * len(eager)
     floats = [place for place, output in enumerate(eager) if output.is_floating_point()]
     wide = [place for place in floats if _is_computed_in_float64(eager[place], exact[place])]
     if wide:
@@ -461,14 +495,22 @@ def study(twin, values, eager, exact, policy):
     return kinds
 
 
-def _is_computed_in_float64(eager, exact):
-    if eager.dtype != torch.float64:
+def _is_computed_in_float64(eager: torch.Tensor, exact: torch.Tensor | None) -> bool:
+    if eager.dtype != torch.float64 or exact is None:
         return False
     error, size = (eager - exact).nan_to_num(0.0, 0.0, 0.0), exact.nan_to_num(0.0, 0.0, 0.0)
     return bool(torch.linalg.vector_norm(error) <= IN_FLOAT64 * torch.linalg.vector_norm(size))
 
 
-def _deviations(twin, values, exact, floats, half, in_tf32, unit=UNIT):
+def _deviations(
+    twin: "Twin | None",
+    values: Sequence[Any],
+    exact: Sequence[torch.Tensor | None],
+    floats: list[int],
+    half: float,
+    in_tf32: bool,
+    unit: float = UNIT,
+) -> tuple[dict[int, list[torch.Tensor]], int]:
     """By output, what each noisy twin gives; and how many products there were."""
     few = any(exact[place].numel() < FEW for place in floats)
     found, products = {place: [] for place in floats}, 0

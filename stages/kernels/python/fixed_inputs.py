@@ -5,17 +5,24 @@ an input that several draws show to be equal is varied as `variation.py` says, i
 twin, the baselines and the candidate alike. A task whose forward bears no other values there is refused.
 """
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
 import inputs
 from element_types import same_bits
 from refusal import unsupported
 from variation import LEVELS, Variation
+
+if TYPE_CHECKING:
+    from variation import Level
+
 
 FURTHER_DRAWS = 3
 """Two draws of few values may be equal by chance."""
 TRIALS = 2
 
 
-def find(first, second, draw):
+def find(first: Sequence[Any], second: Sequence[Any], draw: Callable[..., Any]) -> list[int]:
     """The positions of the tensors that every draw gives. `draw` makes a further one, by its number."""
     fixed = [place for place, value in enumerate(first) if hasattr(value, "dtype") and same_bits(value, second[place])]
     for number in range(FURTHER_DRAWS if fixed else 0):
@@ -27,10 +34,17 @@ def find(first, second, draw):
 class FixedInputs:
     """What becomes of them in each draw."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._varied = {}
 
-    def settle(self, values, fixed, names, bears, seeds):
+    def settle(
+        self,
+        values: Sequence[Any],
+        fixed: list[int],
+        names: list[str],
+        bears: Callable[..., Any],
+        seeds: list[int],
+    ) -> list[int]:
         """Finds out how each can be varied. `bears` says whether the forward does with these values; `seeds` are some
         to try. Gives the positions of those that stay as they are."""
         staying = []
@@ -54,14 +68,22 @@ class FixedInputs:
                 staying.append(place)
         return staying
 
-    def _is_borne(self, place, variation, level, values, bears, seeds):
+    def _is_borne(
+        self,
+        place: int,
+        variation: Variation,
+        level: "Level",
+        values: Sequence[Any],
+        bears: Callable[..., Any],
+        seeds: list[int],
+    ) -> bool:
         """With what was settled before in place already."""
         trial = {**self._varied, place: (variation, level)}
         alone = FixedInputs()
         alone._varied = trial
         return all(bears(alone.vary(values, seed)) for seed in seeds[:TRIALS])
 
-    def vary(self, values, seed):
+    def vary(self, values: Any, seed: int) -> Any:
         """The values of a draw, with others in place of those that never change."""
         if not self._varied:
             return values

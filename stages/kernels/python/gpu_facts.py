@@ -4,6 +4,7 @@ That code runs where no GPU is (`src/compile/recorder`), so its questions are an
 """
 
 import ctypes
+from typing import Any
 
 # Attributes are numbered from 1; what newer drivers add is not asked for.
 ATTRIBUTES = 150
@@ -25,11 +26,11 @@ class DriverError(RuntimeError):
     pass
 
 
-def gpu_facts(index, library="libcuda.so.1"):
+def gpu_facts(index: Any, library: str = "libcuda.so.1") -> dict[str, Any]:
     """Name, memory, driver and attributes of the visible GPU with this index. Makes no context."""
     driver = ctypes.CDLL(library)
 
-    def call(name, *arguments):
+    def call(name: Any, *arguments: Any) -> None:
         status = getattr(driver, name)(*arguments)
         if status != 0:
             raise DriverError(f"{name} failed with {status}")

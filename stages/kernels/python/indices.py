@@ -9,9 +9,13 @@ degenerate.
 """
 
 import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from judge import Expectation
 
 ONE_OF = {"argmax": 0, "argmin": 0, "max": 1, "min": 1, "mode": 1, "median": 1, "nanmedian": 1, "kthvalue": 1}
 """Operators that pick one place, and which of their results it is."""
@@ -30,7 +34,7 @@ class Picked:
     """Of the values; they are flat where the operator was given none."""
     distinct: bool
 
-    def values_at(self, indices):
+    def values_at(self, indices: torch.Tensor) -> torch.Tensor:
         """The values at indices that lie within the dimension."""
         if self.values.dim() == 1:
             # Of all elements, whatever shape the one index was given.
@@ -38,7 +42,7 @@ class Picked:
         at = indices if indices.dim() == self.values.dim() else indices.unsqueeze(self.dim)
         return self.values.gather(self.dim, at)
 
-    def excuses(self, expected, got):
+    def excuses(self, expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
         """Which indices lead to the values that the expected ones do; both of the output's shape."""
         size = self.values.shape[self.dim]
         inside = (got >= 0) & (got < size)
@@ -49,7 +53,7 @@ class Picked:
             right &= ~repeated.any(self.dim, keepdim=True)
         return right
 
-    def decided_by(self, expected):
+    def decided_by(self, expected: torch.Tensor) -> list[bool]:
         """Whether the first half of the values has all that the answer leads to, and whether the second half has."""
         size = self.values.shape[self.dim]
         if self.distinct or size < 2:
@@ -59,7 +63,7 @@ class Picked:
         return [bool(_equal(half, wanted).any(self.dim).all()) for half in halves]
 
 
-def _equal(one, other):
+def _equal(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """NaN equals itself here."""
     return (one == other) | ((one != one) & (other != other))
 
@@ -71,10 +75,10 @@ FEWEST_PICKS = 20
 class HalfAnswer:
     """Whether half of the values decide an output of indices, over several draws of the inputs."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._decided, self._picks = [True, True], 0
 
-    def add(self, expectation):
+    def add(self, expectation: "Expectation") -> None:
         """Another draw's."""
         picked = expectation.picked
         if picked is None:
@@ -85,11 +89,11 @@ class HalfAnswer:
         self._picks += expectation.total
 
     @property
-    def is_settled(self):
+    def is_settled(self) -> bool:
         """Whether no further draw can change that they don't."""
         return not any(self._decided)
 
-    def why(self):
+    def why(self) -> Any:
         """That they do, in words, or `None`."""
         if self._picks < FEWEST_PICKS or not any(self._decided):
             return None
@@ -99,11 +103,17 @@ class HalfAnswer:
 class Watch(TorchDispatchMode):
     """Notes what is picked while it is on."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self._found = []
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         name = function.overloadpacket.__name__
@@ -111,8 +121,8 @@ class Watch(TorchDispatchMode):
             self._note(name, args, kwargs, result)
         return result
 
-    def _note(self, name, args, kwargs, result):
-        place = ONE_OF.get(name, MANY_OF.get(name))
+    def _note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        place = ONE_OF[name] if name in ONE_OF else MANY_OF[name]
         results = result if isinstance(result, (tuple, list)) else (result,)
         if place >= len(results) or results[place].dtype != torch.int64:
             return
@@ -126,7 +136,7 @@ class Watch(TorchDispatchMode):
             return
         self._found.append((results[place], Picked(values, dim % values.dim(), name in MANY_OF)))
 
-    def of(self, output):
+    def of(self, output: torch.Tensor) -> Picked | None:
         """What an output points into, or `None`."""
         for indices, picked in self._found:
             same_place = indices.untyped_storage().data_ptr() == output.untyped_storage().data_ptr()

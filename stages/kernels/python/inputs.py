@@ -8,6 +8,8 @@ largest tasks in milliseconds instead of seconds; a task that pins devices draws
 import contextlib
 import hashlib
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy.random
 import torch
@@ -17,14 +19,14 @@ from refusal import Refusal, unsupported
 MASK = (1 << 63) - 1
 
 
-def derive(secret, purpose, index):
+def derive(secret: int, purpose: str, index: int) -> int:
     """A seed from a secret, what it is for, and a number."""
     message = f"{purpose}:{index}".encode()
     digest = hashlib.blake2b(message, key=secret.to_bytes(8, "little"), digest_size=8).digest()
     return int.from_bytes(digest, "little") & MASK
 
 
-def seed_everything(seed):
+def seed_everything(seed: int) -> None:
     # Not torch.manual_seed: for devices that are not in use it keeps a growing list of calls, each with a formatted
     # stack.
     torch.default_generator.manual_seed(seed)
@@ -35,7 +37,7 @@ def seed_everything(seed):
 
 
 @contextlib.contextmanager
-def seeds_fixed_by_us():
+def seeds_fixed_by_us() -> Any:
     """Some tasks call torch.manual_seed in get_inputs, which would give every trial the same inputs."""
     owners = [(torch, "manual_seed"), (torch.random, "manual_seed"), (torch.cuda, "manual_seed")]
     owners += [(torch.cuda, "manual_seed_all"), (random, "seed"), (numpy.random, "seed")]
@@ -49,7 +51,7 @@ def seeds_fixed_by_us():
             setattr(owner, name, function)
 
 
-def call_get_inputs(function, seed, device):
+def call_get_inputs(function: Callable[..., Any], seed: int, device: torch.device) -> list[Any]:
     """The task's values for `forward`, as it gives them; `device` is where tensors are made by default."""
     seed_everything(seed)
     with seeds_fixed_by_us(), torch.device(device):
@@ -59,7 +61,9 @@ def call_get_inputs(function, seed, device):
     return list(values)
 
 
-def place(value, device):
+def place(
+    value: float | list[torch.Tensor] | torch.Tensor, device: torch.device
+) -> float | list[torch.Tensor] | torch.Tensor:
     """A tensor as a candidate gets it: on the device, contiguous, without history. Other values stay."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -71,12 +75,12 @@ def place(value, device):
 class Drawer:
     """Draws a task's inputs again and again."""
 
-    def __init__(self, function, device):
+    def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
         self.function = function
         self.device = device
         self.made_on = device
 
-    def draw(self, seed):
+    def draw(self, seed: int) -> list[Any]:
         if self.made_on.type == "cuda":
             try:
                 return self._draw_on(self.made_on, seed)
@@ -87,5 +91,5 @@ class Drawer:
                 self.made_on = torch.device("cpu")
         return self._draw_on(self.made_on, seed)
 
-    def _draw_on(self, device, seed):
+    def _draw_on(self, device: torch.device, seed: int) -> list[Any]:
         return [place(value, self.device) for value in call_get_inputs(self.function, seed, device)]

@@ -20,18 +20,18 @@ NAMES = ("strict", "tf32", "paper")
 
 
 class Policy:
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         if name not in NAMES:
             raise Refusal("internal", f"there is no policy {name!r}: use one of {', '.join(NAMES)}")
         self.name = name
         self.needs_float64 = name != "paper"
 
-    def apply(self):
+    def apply(self) -> None:
         """Sets torch's switches. They belong to the process, so every request that runs the task sets them anew."""
         torch.backends.cuda.matmul.allow_tf32 = self.name == "tf32"
         torch.backends.cudnn.allow_tf32 = self.name != "strict"
 
 
-def multiple(dtype):
+def multiple(dtype: torch.dtype) -> int:
     """How many times eager's own error a candidate may have."""
     return 4 if dtype in (torch.float16, torch.bfloat16) else 32

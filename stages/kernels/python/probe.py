@@ -11,12 +11,17 @@ the twins' error relative to the answer is not much larger than with full inputs
 """
 
 import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import error_model
 import inputs
 from refusal import Refusal
+
+if TYPE_CHECKING:
+    from task import Task
 
 DRAWS = 5
 """One of the first so many is sparse."""
@@ -39,16 +44,16 @@ class Probe:
     kinds: list
     """As `error_model.study` gives them."""
 
-    def sparse(self, values, seed):
+    def sparse(self, values: Sequence[Any], seed: int) -> list[torch.Tensor]:
         return sparse(values, self.place, self.share, seed)
 
 
-def is_probe(secret, trial):
+def is_probe(secret: int, trial: int) -> bool:
     """Whether a draw of a verdict is its sparse one."""
     return trial == inputs.derive(secret, "probe", 0) % DRAWS
 
 
-def sparse(values, place, share, seed):
+def sparse(values: Sequence[Any], place: int, share: float, seed: int) -> list[torch.Tensor]:
     values = list(values)
     value = values[place]
     generator = torch.Generator(device=value.device).manual_seed(inputs.derive(seed, "sparse", place))
@@ -62,12 +67,18 @@ def sparse(values, place, share, seed):
     return values
 
 
-def find(task, values, eager, kinds, seed):
+def find(
+    task: "Task",
+    values: Sequence[Any],
+    eager: list[torch.Tensor],
+    kinds: Sequence[list[error_model.Kind] | None] | None,
+    seed: int,
+) -> Probe | None:
     """The probe of a task, from a draw with what eager gave and the kinds of its outputs; `None` where it bears
     none."""
-    is_strict = task.policy.name == "strict" and kinds is not None
+    is_strict = task.policy.name == "strict"
     floats = [output for output in eager if output.is_floating_point()]
-    if not (is_strict and floats and all(output.dtype == torch.float32 for output in floats)):
+    if kinds is None or not (is_strict and floats and all(output.dtype == torch.float32 for output in floats)):
         return None
     places = [
         place
@@ -85,7 +96,12 @@ def find(task, values, eager, kinds, seed):
     return None
 
 
-def _studied(task, values, full, kinds):
+def _studied(
+    task: "Task",
+    values: Sequence[Any],
+    full: list[torch.Tensor],
+    kinds: Sequence[Any],
+) -> list[list[error_model.Kind] | None] | None:
     """The kinds of a sparse draw, or `None` where the forward does not bear it."""
     try:
         eager = task.forward(values)
@@ -98,6 +114,7 @@ def _studied(task, values, full, kinds):
     except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, KeyError, AttributeError, Refusal):
         task.restore()
         return None
+    assert found is not None, "under `strict` an output of floats has kinds"
     # Much less exact than with full inputs: it divides by what nearly vanishes, and no two draws are alike.
     pairs = [
         (one, other)
@@ -107,7 +124,7 @@ def _studied(task, values, full, kinds):
     return found if all(other.relative[None] <= MOST_TIMES * one.relative[None] for one, other in pairs) else None
 
 
-def _bears(full, output):
+def _bears(full: torch.Tensor, output: torch.Tensor) -> bool:
     if output.shape != full.shape:
         return False
     if not output.is_floating_point():

@@ -64,6 +64,7 @@ import signal
 import socket
 import stat
 import sys
+from typing import TYPE_CHECKING, Any
 
 import fork_server
 import isolation
@@ -84,6 +85,10 @@ from gpu_facts import gpu_facts  # noqa: E402
 from refusal import Refusal, first_line, is_memory_error, poisons_gpu, unsupported  # noqa: E402
 from task import Task  # noqa: E402
 
+if TYPE_CHECKING:
+    from ahead import Run
+    from argument_sets import ArgumentSet
+
 SCHED_BLOCKING_SYNC = 4
 """CU_CTX_SCHED_BLOCKING_SYNC of cuda.h."""
 
@@ -97,10 +102,10 @@ LONGEST_LINE = 1 << 30
 class Fields:
     """A request's fields, checked as they are read."""
 
-    def __init__(self, request):
+    def __init__(self, request: dict[str, Any]) -> None:
         self._request = request
 
-    def get(self, name, kind, default=...):
+    def get(self, name: str, kind: tuple[type, type] | type, default: Any = ...) -> Any:
         value = self._request.get(name, default)
         if value is ...:
             raise Refusal("internal", f"the request lacks the field {name}")
@@ -110,20 +115,20 @@ class Fields:
             raise Refusal("internal", f"the field {name} is {value!r}, not a {words}")
         return value
 
-    def count(self, name, default, least=0):
+    def count(self, name: str, default: Any, least: int = 0) -> int:
         value = self.get(name, int, default)
         if value < least:
             raise Refusal("internal", f"the field {name} is {value}: at least {least}")
         return value
 
-    def draw(self, trial=...):
+    def draw(self, trial: Any = ...) -> tuple[int, int, bool]:
         """Of a draw: trial, pattern, and whether it is judged quickly."""
         pattern = self.count("pattern", 0)
         if pattern > 1:
             raise Refusal("internal", f"the field pattern is {pattern}, not 0 or 1")
         return self.count("trial", trial), pattern, self.get("quick", bool, False)
 
-    def task(self):
+    def task(self) -> dict[str, Any]:
         return {
             "code": self.get("code", str),
             "name": self.get("name", str, "task.py"),
@@ -137,7 +142,7 @@ class Fields:
 class Worker:
     """Answers the requests of one connection."""
 
-    def __init__(self, device, arena_limit):
+    def __init__(self, device: torch.device, arena_limit: Any) -> None:
         self.device = device
         self.arena = arenas.Arena(device, arena_limit)
         self._tasks = collections.OrderedDict()
@@ -148,7 +153,7 @@ class Worker:
         self._screening = None
         self._broken = None
 
-    def start_device(self, sleeps=False):
+    def start_device(self, sleeps: bool = False) -> None:
         """Makes the GPU's context, which takes a while, before the first request comes."""
         if self.device.type != "cuda":
             return
@@ -160,7 +165,7 @@ class Worker:
         except Exception as error:
             self._broken = f"{self.device} can't be used: {first_line(error)}"
 
-    def handle(self, request):
+    def handle(self, request: dict[str, Any] | list[Any]) -> dict[str, Any]:
         if self._broken is not None:
             raise Refusal("internal", self._broken, "does nvidia-smi list the GPU?")
         if not isinstance(request, dict):
@@ -175,7 +180,7 @@ class Worker:
                 raise
         return action(self, Fields(request))
 
-    def _drop_idle_tasks(self):
+    def _drop_idle_tasks(self) -> bool:
         """Frees what is only kept for speed; whether that was anything."""
         begun = self._sets.task if self._sets is not None else None
         idle = [key for key, task in self._tasks.items() if task is not begun]
@@ -185,12 +190,12 @@ class Worker:
             torch.cuda.empty_cache()
         return bool(idle)
 
-    def _forget(self, key):
+    def _forget(self, key: bytes) -> None:
         task = self._tasks.pop(key)
         self._timers.pop(task, None)
         task.source.forget()
 
-    def _task(self, fields):
+    def _task(self, fields: dict[str, Any]) -> Task:
         """The task with these fields, made now or before."""
         key = hashlib.blake2b(json.dumps(fields, sort_keys=True).encode(), digest_size=16).digest()
         if key not in self._tasks:
@@ -200,30 +205,30 @@ class Worker:
             self._forget(next(iter(self._tasks)))
         return self._tasks[key]
 
-    def _named_or_begun_task(self, fields):
+    def _named_or_begun_task(self, fields: Fields) -> Task:
         named = fields.get("task", dict, None)
         if named is not None:
             return self._task(Fields(named).task())
         return self._begun().task
 
-    def _begun(self):
+    def _begun(self) -> ArgumentSets:
         if self._sets is None:
             raise Refusal("internal", "no sets: `begin` comes first")
         return self._sets
 
-    def _timer(self, task):
+    def _timer(self, task: Task) -> timing.Timer:
         if task not in self._timers:
             self._timers[task] = timing.Timer(task, self.device)
         return self._timers[task]
 
-    def do_limit(self, fields):
+    def do_limit(self, fields: Fields) -> dict[str, Any]:
         wanted = fields.get("bytes", int, None)
         if self.device.type == "cuda":
             total = torch.cuda.get_device_properties(self.device).total_memory
             torch.cuda.set_per_process_memory_fraction(1.0 if wanted is None else min(1.0, wanted / total), self.device)
         return {}
 
-    def do_task(self, fields):
+    def do_task(self, fields: Fields) -> dict[str, Any]:
         task = self._task(fields.task())
         if self.device.type == "cuda":
             # Who waits for memory now must not keep what loading took.
@@ -237,7 +242,7 @@ class Worker:
             "working_bytes": task.working_bytes(),
         }
 
-    def do_begin(self, fields):
+    def do_begin(self, fields: Fields) -> dict[str, Any]:
         secret = parse_secret(fields.get("seed", str))
         scratch, sets = fields.count("scratch_bytes", 0), fields.count("sets", 1, least=1)
         self._sets = self._ahead = None
@@ -252,7 +257,7 @@ class Worker:
         self._secret = secret
         return {"arena": self.arena.describe(), "sets": [each.describe() for each in self._sets.sets]}
 
-    def _trim_stock(self):
+    def _trim_stock(self) -> None:
         """Runs of tasks of many sizes leave torch with blocks that fit no other; beside others that is memory lost."""
         if self.device.type != "cuda":
             return
@@ -260,7 +265,7 @@ class Worker:
         if stock > 2 * CARD_SHARE * torch.cuda.get_device_properties(self.device).total_memory:
             torch.cuda.empty_cache()
 
-    def do_draw(self, fields):
+    def do_draw(self, fields: Fields) -> dict[str, Any]:
         sets = self._begun()
         number = fields.count("set", 0)
         chosen = sets[number]
@@ -276,7 +281,7 @@ class Worker:
         synchronize(self.device)
         return {}
 
-    def _draw_for(self, chosen, trial, quick):
+    def _draw_for(self, chosen: "ArgumentSet | Run", trial: int, quick: bool) -> None:
         """New inputs for a set, or for a run that has none yet."""
         task, seed = self._sets.task, inputs.derive(self._secret, "inputs", trial)
         is_probe = not quick and task.probe is not None and probe.is_probe(self._secret, trial)
@@ -285,23 +290,23 @@ class Worker:
         weights = inputs.derive(self._secret, "weights", trial)
         chosen.take_inputs(task, values, trial, weights, quick, is_probe)
 
-    def _check_free(self, number):
+    def _check_free(self, number: int) -> None:
         if self._ahead is not None:
             self._ahead.check_free(number)
 
-    def do_judge(self, fields):
+    def do_judge(self, fields: Fields) -> dict[str, list[dict[str, Any] | str]]:
         sets = self._begun()
         number = fields.count("set", 0)
         self._check_free(number)
         with sets.task.running():
             return sets[number].judge()
 
-    def _drawn_ahead(self):
+    def _drawn_ahead(self) -> Ahead:
         if self._ahead is None:
             self._ahead = Ahead(self._begun(), self.device, budget(self.device))
         return self._ahead
 
-    def do_ahead(self, fields):
+    def do_ahead(self, fields: Fields) -> dict[str, int]:
         ahead, drawn = self._drawn_ahead(), []
         draws = [Fields(each) for each in fields.get("draws", list)]
         try:
@@ -317,7 +322,7 @@ class Worker:
         synchronize(self.device)
         return {"drawn": len(drawn)}
 
-    def do_place(self, fields):
+    def do_place(self, fields: Fields) -> dict[str, Any]:
         ahead, sets = self._drawn_ahead(), self._begun()
         trial, number, kept = fields.count("trial", ...), fields.count("set", 0), fields.get("keep", int, None)
         with sets.task.running():
@@ -327,23 +332,23 @@ class Worker:
         synchronize(self.device)
         return {}
 
-    def do_keep(self, fields):
+    def do_keep(self, fields: Fields) -> dict[str, Any]:
         ahead = self._drawn_ahead()
         with self._sets.task.running():
             ahead.keep(fields.count("trial", ...))
         synchronize(self.device)
         return {}
 
-    def do_judge_kept(self, fields):
+    def do_judge_kept(self, fields: Fields) -> dict[str, Any]:
         ahead = self._drawn_ahead()
         with self._sets.task.running():
             return {"judged": ahead.judge(fields.get("trials", list))}
 
-    def do_prepare(self, fields):
+    def do_prepare(self, fields: Fields) -> dict[str, Any]:
         task = self._named_or_begun_task(fields)
         return self._timer(task).prepare(fields.get("which", str), fields.get("cache", str, None))
 
-    def do_time(self, fields):
+    def do_time(self, fields: Fields) -> dict[str, Any]:
         sets = self._begun()
         number = fields.count("set", 0)
         chosen = sets[number]
@@ -358,7 +363,7 @@ class Worker:
         timed = [timer.time(each, chosen.values) for each in which]
         return {key: [each[key] for each in timed] for key in ("ms", "hidden")}
 
-    def do_times(self, fields):
+    def do_times(self, fields: Fields) -> dict[str, dict[Any, list[Any]]]:
         task = self._named_or_begun_task(fields)
         names, trials = fields.get("which", list), fields.count("trials", 20, least=1)
         secret, timer = parse_secret(fields.get("seed", str)), self._timer(task)
@@ -376,14 +381,14 @@ class Worker:
         task.weights.become(None)
         return {"ms": found}
 
-    def do_forget(self, _fields):
+    def do_forget(self, _fields: Fields) -> dict[str, Any]:
         self._drop_idle_tasks()
         return {}
 
-    def do_kernels(self, fields):
+    def do_kernels(self, fields: Fields) -> Any:
         return self._timer(self._named_or_begun_task(fields)).kernels(fields.get("which", str))
 
-    def do_screen(self, fields):
+    def do_screen(self, fields: Fields) -> dict[str, Any] | None:
         task = self._named_or_begun_task(fields)
         task.weights.become(None)
         if not fields.get("steps", bool, False):
@@ -398,7 +403,7 @@ class Worker:
                 self._screening = None
         return report or {}
 
-    def do_end(self, _fields):
+    def do_end(self, _fields: Fields) -> dict[str, Any]:
         self._sets = self._ahead = None
         self.arena.release_retired()
         if self.device.type == "cuda":
@@ -427,19 +432,19 @@ ACTIONS = {
 }
 
 
-def parse_secret(text):
+def parse_secret(text: str) -> int:
     try:
         return int(text, 16) & ((1 << 64) - 1)
     except ValueError:
         raise Refusal("internal", "the field seed is no hexadecimal number") from None
 
 
-def synchronize(device):
+def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def available_memory(device):
+def available_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -450,14 +455,14 @@ def available_memory(device):
     raise Refusal("internal", "/proc/meminfo names no MemAvailable")
 
 
-def budget(device):
+def budget(device: torch.device) -> int:
     """Bytes for what is drawn ahead of the clock."""
     free = available_memory(device)
     total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else free
     return int(min(total * CARD_SHARE, free * FREE_SHARE))
 
 
-def describe_device(device):
+def describe_device(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {"name": "cpu", "threads": torch.get_num_threads()}
     properties = torch.cuda.get_device_properties(device)
@@ -470,7 +475,7 @@ def describe_device(device):
     }
 
 
-def answer(worker, line):
+def answer(worker: Worker, line: bytes) -> tuple[dict[str, Any], bool]:
     """The reply to one line, whatever it is; and whether the worker can go on."""
     try:
         return {"ok": worker.handle(json.loads(line))}, True
@@ -482,7 +487,7 @@ def answer(worker, line):
         return {"error": refusal.reply()}, not poisons_gpu(error)
 
 
-def sleep_while_waiting(ordinal):
+def sleep_while_waiting(ordinal: Any) -> None:
     """Waiting for the GPU, which by itself takes a core, leaves that core to others: compilers have too few. It is for
     workers that check; one that takes times holds the card, and should go on at once."""
     driver = ctypes.CDLL("libcuda.so.1")
@@ -491,7 +496,7 @@ def sleep_while_waiting(ordinal):
         driver.cuDevicePrimaryCtxSetFlags_v2(device, SCHED_BLOCKING_SYNC)
 
 
-def serve(connection, device, arena_limit, sleeps):
+def serve(connection: socket.socket, device: torch.device, arena_limit: Any, sleeps: bool) -> None:
     """A worker's life."""
     worker = Worker(device, arena_limit)
     with connection, connection.makefile("rwb") as stream:
@@ -508,19 +513,19 @@ def serve(connection, device, arena_limit, sleeps):
             worker.arena.close()
 
 
-def send(stream, message):
+def send(stream: Any, message: dict[str, dict[str, Any]]) -> None:
     stream.write(json.dumps(message, allow_nan=False).encode() + b"\n")
     stream.flush()
 
 
-def die_with(parent):
+def die_with(parent: int) -> None:
     """The kernel ends this process when its parent ends; one that has ended already is found by its absence."""
     isolation.die_with_parent()
     if parent is not None and os.getppid() != parent:
         sys.exit("the parent has ended")
 
 
-def work(message, descriptors, device, arena_limit):
+def work(message: bytes, descriptors: list[int], device: torch.device, arena_limit: Any) -> int:
     """A worker, in its fork: answers one connection until that closes. `c` is for one that checks, `t` for times."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -530,19 +535,19 @@ def work(message, descriptors, device, arena_limit):
     return 0
 
 
-def set_threads(device):
+def set_threads(device: torch.device) -> None:
     """One thread where the CPU is the device; beside a GPU a few, for tasks that draw their inputs on the CPU."""
-    usual = 1 if device.type == "cpu" else min(8, os.cpu_count())
+    usual = 1 if device.type == "cpu" else min(8, os.cpu_count() or 1)
     torch.set_num_threads(int(os.environ.get("CUDA_AGENT_THREADS", usual)))
 
 
-def ended(kept, code):
+def ended(kept: list[int], code: int) -> None:
     """Whoever still waits for a worker's answer is told how it ended."""
     with socket.socket(fileno=os.dup(kept[0])) as connection:
         tell_end(connection, code)
 
 
-def tell_end(connection, code):
+def tell_end(connection: socket.socket, code: int) -> None:
     # Only the machine, or the caller, kills this way.
     kind = "internal" if code == -signal.SIGKILL else "ended"
     error = Refusal(kind, f"the task's process ended with {in_words(code)}")
@@ -550,7 +555,7 @@ def tell_end(connection, code):
         connection.send(json.dumps({"error": error.reply()}).encode() + b"\n", socket.MSG_DONTWAIT)
 
 
-def in_words(code):
+def in_words(code: int) -> str:
     if code >= 0:
         return f"exit status {code}"
     try:
@@ -559,7 +564,7 @@ def in_words(code):
         return f"signal {-code}"
 
 
-def parse_arguments():
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", required=True)
     parser.add_argument("--parent-pid", type=int)
@@ -570,7 +575,7 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def main():
+def main() -> None:
     arguments = parse_arguments()
     die_with(arguments.parent_pid)
     if not stat.S_ISSOCK(os.fstat(0).st_mode):

@@ -9,6 +9,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ TYPES = {name: dtype for dtype, name in element_types.NAMES.items()}
 class Failure(Exception):
     """An error reply."""
 
-    def __init__(self, error):
+    def __init__(self, error: Any) -> None:
         super().__init__(error["message"])
         self.kind, self.hint, self.line = error["kind"], error["hint"], error["line"]
 
@@ -30,20 +31,20 @@ class Failure(Exception):
 class Reference:
     """The process. Its end is that of the `with` block."""
 
-    def __init__(self, device="cpu", *options):
+    def __init__(self, device: str = "cpu", *options: Any) -> None:
         self._control, theirs = socket.socketpair()
         command = [sys.executable, str(HERE / "reference.py"), "--device", device]
         command += ["--parent-pid", str(os.getpid()), *options]
         with theirs:
-            self.process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE)
+            self.process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.PIPE)
         self.ready = json.loads(self.process.stdout.readline())
 
-    def close(self):
+    def close(self) -> None:
         self._control.close()
         self.process.wait(20)
         self.process.stdout.close()
 
-    def connect(self):
+    def connect(self) -> Any:
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._control, [b"c"], [theirs.fileno()])
@@ -53,33 +54,33 @@ class Reference:
 class Connection:
     """One worker."""
 
-    def __init__(self, connected):
+    def __init__(self, connected: Any) -> None:
         self._socket = connected
         self._stream = self._socket.makefile("rwb")
         self.pid = self._read()["hello"]["pid"]
 
-    def close(self):
+    def close(self) -> None:
         self._stream.close()
         self._socket.close()
 
-    def _read(self):
+    def _read(self) -> Any:
         line = self._stream.readline()
         if not line:
             raise EOFError("the worker has ended")
         return json.loads(line)
 
-    def send_line(self, line):
+    def send_line(self, line: Any) -> Any:
         self._stream.write(line + b"\n")
         self._stream.flush()
         return self._read()
 
-    def ask(self, do, **fields):
+    def ask(self, do: Any, **fields: Any) -> Any:
         reply = self.send_line(json.dumps({"do": do, **fields}).encode())
         if "error" in reply:
             raise Failure(reply["error"])
         return reply["ok"]
 
-    def begin(self, task, seed="0123456789abcdef", **fields):
+    def begin(self, task: Any, seed: str = "0123456789abcdef", **fields: Any) -> "list[CandidateSet]":
         """Learns a task and begins: the sets as a runner sees them."""
         spec = self.ask("task", **task)["spec"]
         reply = self.ask("begin", task=task, seed=seed, **fields)
@@ -90,7 +91,7 @@ class Connection:
 class CandidateSet:
     """A set of arguments, as the candidate has it."""
 
-    def __init__(self, connection, number, spec, memory, described):
+    def __init__(self, connection: Any, number: Any, spec: Any, memory: Any, described: Any) -> None:
         self._connection = connection
         self.number = number
         self.spec = spec
@@ -102,24 +103,24 @@ class CandidateSet:
             tensor["name"]: self._view(tensor, *place) for tensor, place in zip(tensors, self.arguments, strict=True)
         }
 
-    def _view(self, tensor, offset, size):
+    def _view(self, tensor: Any, offset: Any, size: Any) -> Any:
         return self.memory[offset : offset + size].view(TYPES[tensor["dtype"]]).view(tensor["shape"])
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: Any) -> Any:
         return self.tensors[name]
 
-    def place(self, name):
+    def place(self, name: Any) -> Any:
         return self.arguments[list(self.tensors).index(name)]
 
-    def draw(self, trial=0, pattern=0, again=False, quick=False):
+    def draw(self, trial: int = 0, pattern: int = 0, again: bool = False, quick: bool = False) -> None:
         self._connection.ask("draw", set=self.number, trial=trial, pattern=pattern, again=again, quick=quick)
 
-    def judge(self):
+    def judge(self) -> Any:
         if self.memory.is_cuda:
             torch.cuda.synchronize()
         return self._connection.ask("judge", set=self.number)
 
-    def run(self, candidate, trial=0):
+    def run(self, candidate: Any, trial: int = 0) -> Any:
         """Both patterns on one trial's inputs, as the evaluator does; the facts after the second."""
         self.draw(trial, 0)
         candidate(self)
@@ -129,7 +130,7 @@ class CandidateSet:
         return self.judge()
 
 
-def open_arena(described):
+def open_arena(described: Any) -> torch.Tensor:
     if "path" in described:
         descriptor = os.open(described["path"], os.O_RDWR)
         try:
@@ -143,7 +144,7 @@ class _Handle(ctypes.Structure):
     _fields_ = [("reserved", ctypes.c_ubyte * 64)]
 
 
-def open_on_gpu(described):
+def open_on_gpu(described: Any) -> torch.Tensor:
     torch.cuda.init()
     library = ctypes.CDLL(arena.CudaRuntime._loaded_path())
     handle = _Handle.from_buffer_copy(bytes.fromhex(described["ipc_handle"]))
@@ -154,11 +155,18 @@ def open_on_gpu(described):
     return torch.as_tensor(arena._RawMemory(address.value, described["bytes"]), device="cuda")
 
 
-def make_task(code, policy="strict", protocol="cuda-agent", overrides=None):
+def make_task(code: Any, policy: str = "strict", protocol: str = "cuda-agent", overrides: Any = None) -> dict[str, Any]:
     return {"code": code, "name": "task.py", "set": overrides or {}, "protocol": protocol, "policy": policy}
 
 
-def model(forward, inputs, init="pass", init_inputs="[]", init_arguments="", constants=""):
+def model(
+    forward: Any,
+    inputs: Any,
+    init: str = "pass",
+    init_inputs: str = "[]",
+    init_arguments: str = "",
+    constants: str = "",
+) -> str:
     """A task's file, from its parts."""
     return f"""\
 import torch
@@ -181,25 +189,25 @@ def get_init_inputs():
 # Candidates for a task of one softmax: the right one, and some that are not.
 
 
-def softmax(arguments):
+def softmax(arguments: Any) -> None:
     arguments["out"].copy_(torch.softmax(arguments["x"], -1))
 
 
-def spoil_one(arguments):
+def spoil_one(arguments: Any) -> None:
     softmax(arguments)
     arguments["out"].view(-1)[777] += 0.1
 
 
-def keep_the_last(arguments):
+def keep_the_last(arguments: Any) -> None:
     """Nothing is written: what lies there is poison."""
 
 
-def write_input(arguments):
+def write_input(arguments: Any) -> None:
     softmax(arguments)
     arguments["x"].view(-1)[3] = 0.0
 
 
-def write_beside(arguments):
+def write_beside(arguments: Any) -> None:
     softmax(arguments)
     offset, size = arguments.place("out")
     arguments.memory[offset + size] ^= 1

@@ -10,12 +10,13 @@
 """
 
 import linecache
+from typing import Any
 
 
 class Refusal(Exception):
     """An error reply."""
 
-    def __init__(self, kind, message, hint=None, line=None):
+    def __init__(self, kind: str, message: str, hint: str | None = None, line: int | None = None) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = " ".join(str(message).split())
@@ -23,15 +24,15 @@ class Refusal(Exception):
         self.line = line
         self.ends_worker = False
 
-    def reply(self):
+    def reply(self) -> dict[str, Any]:
         return {"kind": self.kind, "message": self.message, "hint": self.hint, "line": self.line}
 
 
-def unsupported(message, hint=None):
+def unsupported(message: str, hint: str | None = None) -> Refusal:
     return Refusal("unsupported", message, hint)
 
 
-def blame(error, filename):
+def blame(error: Any, filename: str) -> Refusal:
     """What an exception that came out of task code means: a shortage of memory, or a fault at a line of the task."""
     if isinstance(error, Refusal):
         return error
@@ -43,14 +44,14 @@ def blame(error, filename):
     return refusal
 
 
-def poisons_gpu(error):
+def poisons_gpu(error: Any) -> bool:
     """An error of the GPU (an index out of bounds, say) stays in the process's context for good."""
     import torch
 
     return isinstance(error, torch.AcceleratorError) and not isinstance(error, torch.OutOfMemoryError)
 
 
-def is_memory_error(error):
+def is_memory_error(error: Any) -> bool:
     import torch
 
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
@@ -58,7 +59,7 @@ def is_memory_error(error):
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def describe(error):
+def describe(error: Any) -> str:
     if isinstance(error, SystemExit):
         return f"the task calls sys.exit({'' if error.code is None else error.code})"
     if isinstance(error, KeyboardInterrupt):
@@ -66,14 +67,14 @@ def describe(error):
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-def first_line(error):
+def first_line(error: Any) -> str:
     """torch appends pages of advice to some messages; the first line says what happened."""
     # A SyntaxError's own text ends with the file's made-up name.
     text = str(error.msg if isinstance(error, SyntaxError) else error).strip()
     return text.splitlines()[0] if text else "no message"
 
 
-def line_in(error, filename):
+def line_in(error: Any, filename: str) -> int | None:
     """The innermost line of the task's file that the exception passed through."""
     if isinstance(error, SyntaxError) and error.filename == filename:
         return error.lineno
@@ -85,7 +86,7 @@ def line_in(error, filename):
     return line
 
 
-def quote(filename, line):
+def quote(filename: str, line: int | None) -> str | None:
     if line is None:
         return None
     return linecache.getline(filename, line).strip() or None

@@ -8,6 +8,8 @@ import contextlib
 import inspect
 import math
 import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +29,11 @@ from refusal import Refusal, blame, unsupported
 from task_source import is_number, load
 from weights import Weights
 
+if TYPE_CHECKING:
+    from arena import Arena
+    from task_source import TaskSource
+    from variation import Level
+
 WEIGHTS_SECRET = 0x5EED
 PROTOCOLS = ("cuda-agent", "kernelbench")
 FACTOR = 10.0
@@ -36,13 +43,13 @@ FACTOR = 10.0
 class Task:
     """Made from the fields of a `task` request."""
 
-    def __init__(self, fields, device, arena):
+    def __init__(self, fields: dict[str, Any], device: torch.device, arena: "Arena") -> None:
         self.device = device
         self._arena = arena
         # Of the last whole judgement; `None` before the first, and where eager was not finite.
         self.limits = None
         self.twin = None
-        self.error_kinds = None
+        self.error_kinds: list[list[error_model.Kind] | None] | None = None
         self.probe = None
         """A sparse draw, where the forward bears one."""
         self.degenerate = None
@@ -56,7 +63,7 @@ class Task:
             self._study()
 
     @contextlib.contextmanager
-    def running(self):
+    def running(self) -> Any:
         """The state of torch that the task's code runs in; its exceptions become refusals."""
         self.policy.apply()
         torch.set_default_dtype(self.source.default_dtype)
@@ -68,13 +75,13 @@ class Task:
         finally:
             torch.set_default_dtype(torch.float32)
 
-    def _get_inputs(self):
+    def _get_inputs(self) -> Callable[..., Any]:
         function = self.source.function("get_inputs")
         if function is None:
             raise Refusal("task", "the task defines no function get_inputs()")
         return function
 
-    def _build(self, seed):
+    def _build(self, seed: int) -> tuple[Any, dict[str, int]]:
         model_class = self.source.model_class()
         arguments, named = _init_arguments(self.source)
         model = _construct(model_class, arguments, named, inputs.derive(WEIGHTS_SECRET, "weights", seed), self.device)
@@ -84,7 +91,7 @@ class Task:
 
     # What loading finds out.
 
-    def _study(self):
+    def _study(self) -> None:
         self._fixed = FixedInputs()
         seeds = [inputs.derive(WEIGHTS_SECRET, "study", number) for number in range(2)]
         first, second = (self.draw(seed) for seed in seeds)
@@ -110,7 +117,7 @@ class Task:
             self._study_errors(first, outputs)
         self.degenerate = self._answered_without_work(first, second)
 
-    def _study_inputs(self, first, second):
+    def _study_inputs(self, first: Sequence[Any], second: Sequence[Any]) -> None:
         names = _argument_names(self.model.forward, len(first))
         self.input_names = [name for name, value in zip(names, first, strict=True) if _is_tensor(value)]
         tensors = _tensors(first)
@@ -126,12 +133,12 @@ class Task:
         self.fixed_places = find(first, second, self._another_draw)
         self.fixed_inputs = [names[place] for place in self.fixed_places]
 
-    def _another_draw(self, number):
+    def _another_draw(self, number: int) -> list[torch.Tensor]:
         values = self.draw(inputs.derive(WEIGHTS_SECRET, "study fixed inputs", number))
         self.check_draw(values)
         return values
 
-    def _study_fixed_inputs(self, values, outputs):
+    def _study_fixed_inputs(self, values: Sequence[Any], outputs: list[torch.Tensor]) -> None:
         """Inputs that no draw changes are varied, where the forward bears it; `fixed_inputs` are those that stay."""
         seeds = [inputs.derive(WEIGHTS_SECRET, "vary", number) for number in range(2)]
         staying = self._fixed.settle(
@@ -139,13 +146,13 @@ class Task:
         )
         self.fixed_inputs = [self._argument_names[place] for place in staying]
 
-    def _study_fixed_value(self, name, value):
+    def _study_fixed_value(self, name: str, value: float | list[torch.Tensor]) -> None:
         if is_number(value):
             self.forward_constants[name] = value
         elif value is not None and not isinstance(value, (str, torch.dtype)) and not _is_numbers(value):
             raise unsupported(f"the argument {name} of forward is a {type(value).__name__}: only tensors and numbers")
 
-    def _study_state(self):
+    def _study_state(self) -> None:
         """Weights and copies of buffers, whose values change with the draws; a forward may change the buffers too."""
         parameters = [(name, value.detach()) for name, value in self.model.named_parameters()]
         self.parameter_names = [name for name, _ in parameters]
@@ -157,7 +164,7 @@ class Task:
         for name, value in self.state:
             _check_type(name, value)
 
-    def _study_forward(self, values):
+    def _study_forward(self, values: Sequence[Any]) -> list[torch.Tensor]:
         """The first forward: what it changes, and what it gives."""
         self._changed_buffers, self._changes_inputs = [], False
         copies = [value.clone() if _is_tensor(value) else value for value in values]
@@ -178,7 +185,7 @@ class Task:
         self._output_types = [output.dtype for output in outputs]
         return outputs
 
-    def _study_randomness(self, values, outputs):
+    def _study_randomness(self, values: Sequence[Any], outputs: list[torch.Tensor]) -> None:
         """Other seeds must not change the answer. Atomic additions may, a little, and leave the generators alone."""
         inputs.seed_everything(1)
         before = self._generators()
@@ -191,7 +198,7 @@ class Task:
                     "in the protocol kernelbench models train: dropout is active" if self._train else None,
                 )
 
-    def _study_weights(self, values, outputs):
+    def _study_weights(self, values: Sequence[Any], outputs: list[torch.Tensor]) -> None:
         """Weights change from draw to draw, as far as the model bears it."""
         buffers = [(home.tensor, home.before) for home in self._buffer_homes]
         self.weights = Weights(self.model.parameters(), buffers)
@@ -203,12 +210,12 @@ class Task:
             )
         self.weights.become(None)
 
-    def _bears_weights(self, level, values, outputs):
+    def _bears_weights(self, level: "Level", values: Sequence[Any], outputs: list[torch.Tensor]) -> bool:
         self.weights.use(level)
         self.weights.become(inputs.derive(WEIGHTS_SECRET, "study weights", 0))
         return self._bears(outputs, values)
 
-    def _bears(self, outputs, values):
+    def _bears(self, outputs: list[torch.Tensor], values: Sequence[Any]) -> bool:
         """Whether the forward runs with these values, and gives outputs like those."""
         try:
             return _are_alike(outputs, self.forward(values))
@@ -218,7 +225,7 @@ class Task:
             self.restore()
             return False
 
-    def _study_errors(self, first, eager):
+    def _study_errors(self, first: Sequence[Any], eager: list[torch.Tensor]) -> None:
         """How far honest arithmetic may be off. Without noisy twins, which not every forward bears, eager's own error
         is the only measure."""
         exact = self.exact(first, eager)
@@ -233,9 +240,9 @@ class Task:
             # Twins take several times what a forward does.
             torch.cuda.empty_cache()
 
-    def _answered_without_work(self, *draws):
+    def _answered_without_work(self, *draws: list[float | torch.Tensor]) -> str | None:
         """Which output can be answered by a constant, or by half of the work, in words."""
-        answers = None
+        answers: list[Any] = []
         for values in draws:
             expectations = self.expect(values)
             answers = answers or [(judge.ConstantAnswer(each), indices.HalfAnswer()) for each in expectations]
@@ -248,13 +255,13 @@ class Task:
         why = next((each for each in found if each is not None), None)
         return None if why is None else f"the task is degenerate under the policy {self.policy.name}: {why}"
 
-    def _generators(self):
+    def _generators(self) -> list[torch.Tensor]:
         states = [torch.get_rng_state()]
         if self.device.type == "cuda":
             states.append(torch.cuda.get_rng_state(self.device))
         return states
 
-    def _study_cost(self, values):
+    def _study_cost(self, values: Sequence[Any]) -> None:
         self.flops = counting.count(self.model, lambda: self.forward(values))
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -270,7 +277,7 @@ class Task:
             peak = torch.cuda.max_memory_allocated(self.device) - before
             self.forward_bytes = peak * (3 if self.policy.needs_float64 else 1) + (512 << 20)
 
-    def working_bytes(self):
+    def working_bytes(self) -> int:
         """About what screening takes of a GPU's memory: two draws of the inputs, the state and a copy of its largest
         part, four times the outputs (eager's, the expected ones, an answer's, and that as it is compared), a
         forward."""
@@ -282,20 +289,20 @@ class Task:
         state = sum(sizes[count:]) + max(sizes[count:], default=0)
         return 2 * sum(sizes[:count]) + state + 4 * outputs + self.forward_bytes
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     # What everything else uses.
 
-    def draw(self, seed):
+    def draw(self, seed: int) -> list[Any]:
         return self._fixed.vary(self.drawer.draw(seed), seed)
 
-    def draw_sparse(self, seed):
+    def draw_sparse(self, seed: int) -> list[torch.Tensor]:
         """A draw for the probe."""
         return self.probe.sparse(self.draw(seed), seed)
 
-    def check_draw(self, values):
+    def check_draw(self, values: Sequence[Any]) -> None:
         """Every draw must look like the one that the specification was made of."""
         if _shapes(_tensors(values)) != self._input_shapes:
             raise unsupported("get_inputs() gives tensors of other shapes or types from draw to draw")
@@ -303,7 +310,7 @@ class Task:
         if fixed != self._fixed_values:
             raise unsupported("get_inputs() gives other numbers from draw to draw: a candidate has them as constants")
 
-    def forward(self, values, model=None):
+    def forward(self, values: Sequence[Any], model: Any = None) -> list[torch.Tensor]:
         """One forward of the model (or of a compiled one); afterwards everything is as before."""
         if self._changes_inputs:
             values = [value.clone() if _is_tensor(value) else value for value in values]
@@ -312,11 +319,11 @@ class Task:
         self.restore()
         return outputs
 
-    def restore(self):
+    def restore(self) -> None:
         for home in self._changed_buffers:
             home.restore()
 
-    def expect(self, values, is_probe=False):
+    def expect(self, values: Sequence[Any], is_probe: bool = False) -> list[judge.Expectation]:
         """Expectations of all outputs for these inputs, which are those of the probe or of any other draw."""
         picked = None
         if torch.int64 in self._output_types:
@@ -338,7 +345,7 @@ class Task:
         self.limits = limits if limits.is_usable else None
         return expectations
 
-    def exact(self, values, eager):
+    def exact(self, values: Sequence[Any], eager: list[torch.Tensor]) -> list[torch.Tensor | None]:
         """The float64 forward's outputs; `None` for each where the policy, or an output's type, has no use for them."""
         if not self.policy.needs_float64 or not any(output.is_floating_point() for output in eager):
             return [None] * len(eager)
@@ -354,10 +361,10 @@ class Task:
                 raise _no_float64(f"{name} has another shape or type there")
             if reference.is_floating_point() and reference.dtype != torch.float64:
                 raise _no_float64(f"{name} is {NAMES.get(reference.dtype)} there")
-        return references
+        return [*references]
 
     @staticmethod
-    def collect(result):
+    def collect(result: Any) -> list[torch.Tensor]:
         """The outputs as a list of tensors."""
         outputs = list(result) if isinstance(result, (tuple, list)) else [result]
         for position, output in enumerate(outputs):
@@ -366,15 +373,15 @@ class Task:
                 raise unsupported(f"{which} is no tensor but a {type(output).__name__}")
         return outputs
 
-    def read_tensors(self):
+    def read_tensors(self) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
         inputs = [(name, *shape) for name, shape in zip(self.input_names, self._input_shapes, strict=True)]
         return inputs + [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in self.state]
 
-    def written_tensors(self):
+    def written_tensors(self) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
         shapes = [tuple(shape) for shape in self._output_shapes]
         return list(zip(self.output_names, shapes, self._output_types, strict=True))
 
-    def constants(self):
+    def constants(self) -> dict[str, float]:
         result = dict(self.source.constants)
         for name, value in self.init_constants.items():
             taken = name in result and not _same_number(result[name], value)
@@ -384,7 +391,7 @@ class Task:
             result.setdefault(f"{name}_forward" if taken else name, value)
         return result
 
-    def spec(self):
+    def spec(self) -> dict[str, int | list[dict[str, Any]]]:
         tensors = [_tensor_spec(*tensor) for tensor in self.read_tensors()]
         inputs_end = len(self.input_names)
         parameters_end = inputs_end + len(self.parameter_names)
@@ -403,61 +410,61 @@ class Task:
 class _Buffer:
     """Where a buffer lives in the model, and what it was."""
 
-    def __init__(self, model, name):
+    def __init__(self, model: Any, name: str) -> None:
         path, _, self._key = name.rpartition(".")
         self.name = name
         self._home = model.get_submodule(path)._buffers
         self.tensor = self._home[self._key]
         self.before = self.tensor.detach().clone(memory_format=torch.contiguous_format)
 
-    def is_changed(self):
+    def is_changed(self) -> bool:
         now = self._home[self._key]
         return now is not self.tensor or not same_bits(now, self.before)
 
-    def restore(self):
+    def restore(self) -> None:
         self._home[self._key] = self.tensor
         self.tensor.copy_(self.before)
 
 
-def _is_train(protocol):
+def _is_train(protocol: str) -> bool:
     if protocol not in PROTOCOLS:
         raise Refusal("internal", f"there is no protocol {protocol!r}: use one of {', '.join(PROTOCOLS)}")
     return protocol == "kernelbench"
 
 
-def _is_tensor(value):
+def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _tensors(values):
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
     return [value for value in values if _is_tensor(value)]
 
 
-def _shapes(tensors):
+def _shapes(tensors: list[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
     return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
 
 
-def _is_numbers(value):
+def _is_numbers(value: float | list[torch.Tensor]) -> bool:
     return isinstance(value, (list, tuple)) and all(is_number(element) for element in value)
 
 
-def _same_number(one, other):
+def _same_number(one: float, other: int) -> bool:
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
-def _tensor_spec(name, shape, dtype):
+def _tensor_spec(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
     return {"name": name, "shape": list(shape), "dtype": NAMES[dtype]}
 
 
-def _bytes(_name, shape, dtype):
+def _bytes(_name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
-def _no_float64(why):
+def _no_float64(why: str) -> Refusal:
     return unsupported(f"its forward can't run in float64: {why}", "use the policy paper")
 
 
-def _init_arguments(source):
+def _init_arguments(source: "TaskSource") -> tuple[list[int], dict[str, Any]]:
     """Positional and named arguments for the model."""
     function = source.function("get_init_inputs")
     given = function() if function is not None else []
@@ -468,7 +475,7 @@ def _init_arguments(source):
     return list(given), {}
 
 
-def _construct(model_class, arguments, named, seed, device):
+def _construct(model_class: type, arguments: list[int], named: dict[str, Any], seed: int, device: torch.device) -> Any:
     """Weights are drawn on the GPU where the model's code bears it: for large models that saves seconds."""
     if device.type == "cuda":
         try:
@@ -483,7 +490,7 @@ def _construct(model_class, arguments, named, seed, device):
     return model_class(*arguments, **named)
 
 
-def _argument_names(function, count, skip=0):
+def _argument_names(function: Callable[..., Any], count: int, skip: int = 0) -> list[str]:
     """The names of a function's positional parameters; `*args` are numbered."""
     names, rest = [], "args"
     for parameter in inspect.signature(function).parameters.values():
@@ -495,21 +502,23 @@ def _argument_names(function, count, skip=0):
     return names[:count] + [f"{rest}{position}" for position in range(count - len(names))]
 
 
-def _argument_constants(function, arguments, named, skip):
+def _argument_constants(
+    function: Callable[..., Any], arguments: list[int], named: dict[str, Any], skip: int
+) -> dict[str, int]:
     """The numbers among a call's arguments."""
     names = _argument_names(function, len(arguments), skip)
     pairs = [*zip(names, arguments, strict=True), *named.items()]
     return {name: value for name, value in pairs if is_number(value)}
 
 
-def _check_type(name, tensor):
+def _check_type(name: str, tensor: torch.Tensor) -> None:
     if not is_plain(tensor):
         raise unsupported(f"{name} is a {type(tensor).__name__} with the layout {tensor.layout}: only dense tensors")
     if tensor.dtype not in NAMES:
         raise unsupported(f"{name} is {str(tensor.dtype).removeprefix('torch.')}, which no candidate can be given")
 
 
-def _check_state_is_registered(model):
+def _check_state_is_registered(model: Any) -> None:
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if _is_tensor(value):
@@ -519,11 +528,13 @@ def _check_state_is_registered(model):
                 )
 
 
-def _storage(tensor):
+def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _check_outputs(outputs, values, names, model):
+def _check_outputs(
+    outputs: list[torch.Tensor], values: list[float | torch.Tensor], names: list[str], model: Any
+) -> None:
     """Outputs must have elements of their own."""
     tensors = _tensors(values)
     owners = {_storage(tensor): f"the input {name}" for name, tensor in zip(names, tensors, strict=True)}
@@ -539,14 +550,14 @@ def _check_outputs(outputs, values, names, model):
         raise unsupported("forward returns no tensor")
 
 
-def _are_alike(outputs, others):
+def _are_alike(outputs: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     """Whether the others have the same shapes, no new elements that are not finite, and a similar size."""
     if [output.shape for output in outputs] != [other.shape for other in others]:
         return False
     return all(_is_alike(output, other) for output, other in zip(outputs, others, strict=True))
 
 
-def _is_alike(output, other):
+def _is_alike(output: torch.Tensor, other: torch.Tensor) -> bool:
     if not output.is_floating_point():
         return True
     finite = other.isfinite()
@@ -556,14 +567,14 @@ def _is_alike(output, other):
     return before / FACTOR <= after <= before * FACTOR or before == 0
 
 
-def _size(tensor):
+def _size(tensor: torch.Tensor) -> float:
     size = torch.linalg.vector_norm(tensor, dtype=torch.float64).item()
     if not math.isfinite(size):
         size = torch.linalg.vector_norm(tensor.nan_to_num(0.0, 0.0, 0.0), dtype=torch.float64).item()
     return size / math.sqrt(tensor.numel())
 
 
-def _nearly_equal(one, other):
+def _nearly_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape or not one.is_floating_point():
         return False
     scale = one.double().square().mean().sqrt()

@@ -10,6 +10,8 @@ import linecache
 import math
 import sys
 import types
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -19,28 +21,30 @@ from refusal import Refusal, blame
 class TaskSource:
     """A task's file that has run: its module, and its numbers by name in order of appearance."""
 
-    def __init__(self, module, filename, constants, default_dtype):
+    def __init__(
+        self, module: types.ModuleType, filename: str, constants: dict[str, float], default_dtype: torch.dtype
+    ) -> None:
         self.module = module
         self.filename = filename
         self.constants = constants
         self.default_dtype = default_dtype
 
-    def function(self, name):
+    def function(self, name: str) -> Callable[..., Any] | None:
         found = getattr(self.module, name, None)
         return found if callable(found) else None
 
-    def model_class(self):
+    def model_class(self) -> type:
         found = self.function("Model")
         if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
             raise Refusal("task", "the task defines no class Model(torch.nn.Module)")
         return found
 
-    def forget(self):
+    def forget(self) -> None:
         sys.modules.pop(self.module.__name__, None)
         linecache.cache.pop(self.filename, None)
 
 
-def load(code, name, overrides):
+def load(code: str, name: str, overrides: dict[str, int | list[int]]) -> TaskSource:
     """Runs a task's file."""
     digest = hashlib.blake2b(repr((code, sorted(overrides.items()))).encode(), digest_size=6).hexdigest()
     filename = f"<{name} {digest}>"
@@ -59,7 +63,7 @@ def load(code, name, overrides):
     return TaskSource(module, filename, read_constants(tree, module), default_dtype)
 
 
-def execute(code, module):
+def execute(code: Any, module: types.ModuleType) -> torch.dtype:
     """Runs the file; what it makes the default element type is its own affair, not the next task's."""
     try:
         exec(code, module.__dict__)
@@ -69,7 +73,7 @@ def execute(code, module):
         torch.set_default_device(None)
 
 
-def assigned_names(statement):
+def assigned_names(statement: ast.stmt) -> list[str]:
     """The plain names that a top-level statement assigns, in order."""
     if isinstance(statement, ast.AnnAssign):
         targets = [statement.target] if statement.value is not None else []
@@ -82,7 +86,7 @@ def assigned_names(statement):
     return names
 
 
-def override(tree, overrides):
+def override(tree: ast.Module, overrides: dict[str, int | list[int]]) -> ast.Module:
     """Puts new values where the file assigns constants."""
     left = dict(overrides)
     for statement in tree.body:
@@ -94,7 +98,9 @@ def override(tree, overrides):
             raise Refusal(
                 "task", f"`set` can't change {wanted[0]}: it is assigned together with others", None, statement.lineno
             )
-        statement.value = literal(names[0], overrides[names[0]], statement.value)
+        # What assigns a name has a value.
+        assignment: Any = statement
+        assignment.value = literal(names[0], overrides[names[0]], assignment.value)
         left.pop(names[0], None)
     if left:
         known = [name for statement in tree.body for name in assigned_names(statement)]
@@ -106,7 +112,7 @@ def override(tree, overrides):
     return ast.fix_missing_locations(tree)
 
 
-def literal(name, value, old):
+def literal(name: str, value: Any, old: ast.expr) -> ast.expr:
     """The new value as source; a float stays a float, a tuple a tuple."""
     was = old.value if isinstance(old, ast.Constant) else None
     if isinstance(value, list):
@@ -120,11 +126,11 @@ def literal(name, value, old):
     return ast.copy_location(ast.parse(repr(value), mode="eval").body, old)
 
 
-def is_number(value):
+def is_number(value: Any) -> bool:
     return isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
 
 
-def read_constants(tree, module):
+def read_constants(tree: ast.Module, module: types.ModuleType) -> dict[str, float]:
     constants = {}
     for statement in tree.body:
         for name in assigned_names(statement):

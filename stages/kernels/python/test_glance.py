@@ -15,6 +15,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
 import argument_sets
+import chunk_numbers
 import error_model
 import glance
 import judge
@@ -123,7 +124,7 @@ def assert_same_facts(short, long):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("chunk", [3000, 1 << 24])
 def test_a_glance_finds_right_what_is_right_with_the_same_facts(monkeypatch, dtype, chunk):
-    monkeypatch.setattr(judge, "CHUNK", chunk)
+    monkeypatch.setattr(chunk_numbers, "CHUNK", chunk)
     found = {True: 0, False: 0}
     for number, (shape, times) in enumerate(itertools.product(SHAPES, [0, 1, 6, 14, 40, 1e3])):
         case = Case(dtype, shape, number)
@@ -237,7 +238,7 @@ def test_where_the_poison_might_be_right_it_is_looked_for(dtype):
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int64], ids=str)
 @pytest.mark.parametrize("chunk", [7, 1 << 24])
 def test_integers_that_are_equal_are_right_at_a_glance(monkeypatch, dtype, chunk):
-    monkeypatch.setattr(judge, "CHUNK", chunk)
+    monkeypatch.setattr(chunk_numbers, "CHUNK", chunk)
     eager = torch.randint(0, 2, (5, 6)).to(dtype)
     if dtype != torch.bool:
         bits(eager)[11] = pattern_word(dtype, PATTERNS[1])

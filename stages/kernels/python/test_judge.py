@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
+import chunk_numbers
 import judge
 from element_types import PATTERNS, bits, pattern_word
 from policy import Policy, multiple
@@ -50,7 +51,7 @@ def limits(eager, reference, dtype):
 @pytest.mark.parametrize("policy", ["strict", "paper"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_floats(monkeypatch, dtype, policy, chunk):
-    monkeypatch.setattr(judge, "CHUNK", chunk)
+    monkeypatch.setattr(chunk_numbers, "CHUNK", chunk)
     for seed in range(12):
         torch.manual_seed(seed)
         random.seed(seed)
@@ -89,7 +90,7 @@ def judge_index(index):
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.bool, torch.uint8, torch.int16, torch.int64], ids=str)
 def test_unwritten_elements(monkeypatch, dtype, chunk):
-    monkeypatch.setattr(judge, "CHUNK", chunk)
+    monkeypatch.setattr(chunk_numbers, "CHUNK", chunk)
     eager = torch.randint(0, 2, (3, 5)).to(dtype)
     unwritten = [4, 8, 14]
     earlier = None
@@ -121,7 +122,7 @@ INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_the_worst_integer_is_the_one_furthest_off(monkeypatch, dtype, chunk):
-    monkeypatch.setattr(judge, "CHUNK", chunk)
+    monkeypatch.setattr(chunk_numbers, "CHUNK", chunk)
     lowest, highest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
     near = [lowest, lowest + 1, -3, 0, 1, 2, highest - 1, highest]
     values = [value for value in near if value >= lowest]
@@ -152,7 +153,7 @@ def test_booleans_are_told_in_words(byte, text):
     "expected, got", [("inf", "-inf"), ("nan", "inf"), ("-inf", "nan"), ("inf", 2.0), (2.0, "nan")]
 )
 def test_what_is_not_finite_is_told_apart(monkeypatch, policy, expected, got):
-    monkeypatch.setattr(judge, "CHUNK", 3)
+    monkeypatch.setattr(chunk_numbers, "CHUNK", 3)
     eager, answer = torch.ones(5), torch.ones(5)
     eager[4], answer[4] = float(expected), float(got)
     worst = facts(policy, eager, eager.double(), answer)[0]["worst"]

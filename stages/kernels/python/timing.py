@@ -11,6 +11,8 @@ nothing on speed.
 
 import base64
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,11 +20,14 @@ from arena import CudaRuntime
 from cuda_clock import CudaClock, Launches
 from refusal import Refusal, first_line, unsupported
 
+if TYPE_CHECKING:
+    from task import Task
+
 MODES = {"eager": None, "compile": "default", "autotune": "max-autotune-no-cudagraphs"}
 WARM_UPS = 3
 
 
-def check_which(which):
+def check_which(which: str) -> None:
     if which not in MODES:
         raise Refusal("internal", f"there is no baseline {which!r}: use one of {', '.join(MODES)}")
 
@@ -30,7 +35,7 @@ def check_which(which):
 class Baseline:
     """One way to run the task's model."""
 
-    def __init__(self, task, which, cache):
+    def __init__(self, task: "Task", which: str, cache: Any) -> None:
         self._task = task
         self.error = None
         self.model = task.model
@@ -51,7 +56,7 @@ class Baseline:
             self.cache = _saved_cache()
         self.seconds = time.perf_counter() - started
 
-    def _compile(self, which, cache):
+    def _compile(self, which: str, cache: Any) -> None:
         # Artifacts are kept for the whole process: without this, earlier tasks' would be saved along.
         # No torch._dynamo.reset() here: it would throw away other tasks' code, to be compiled again under the clock.
         torch.compiler._cache.CacheArtifactManager.clear()
@@ -59,7 +64,7 @@ class Baseline:
             torch.compiler.load_cache_artifacts(base64.b64decode(cache))
         self.model = torch.compile(self._task.model, mode=MODES[which], dynamic=False)
 
-    def _warm_up(self):
+    def _warm_up(self) -> None:
         values = self._task.draw(0)
         for _ in range(WARM_UPS):
             self._task.forward(values, self.model)
@@ -69,21 +74,21 @@ class Baseline:
         self.launches = Launches(time.perf_counter() - started)
         self._task.synchronize()
 
-    def report(self):
+    def report(self) -> dict[str, Any]:
         return {"seconds": self.seconds, "cache": self.cache, "error": self.error}
 
-    def check(self):
+    def check(self) -> None:
         if self.error is not None:
             raise Refusal("task", f"torch.compile failed: {self.error}", "use the baseline eager")
 
 
-def _saved_cache():
+def _saved_cache() -> Any:
     saved = torch.compiler.save_cache_artifacts()
     return None if saved is None else base64.b64encode(saved[0]).decode()
 
 
 class CpuClock:
-    def milliseconds(self, task, baseline, values):
+    def milliseconds(self, task: "Task", baseline: Baseline, values: Sequence[Any]) -> dict[str, Any]:
         started = time.perf_counter()
         task.forward(values, baseline.model)
         return {"ms": (time.perf_counter() - started) * 1e3, "hidden": False}
@@ -92,10 +97,10 @@ class CpuClock:
 class GpuClock:
     """GPU time of a forward: cuda_clock.py."""
 
-    def __init__(self, device):
+    def __init__(self, device: torch.device) -> None:
         self._clock = CudaClock(device, CudaRuntime().reset_persisting_l2)
 
-    def milliseconds(self, task, baseline, values):
+    def milliseconds(self, task: "Task", baseline: Baseline, values: Sequence[Any]) -> dict[str, Any]:
         def call():
             return task.forward(values, baseline.model)
 
@@ -106,13 +111,13 @@ class GpuClock:
 class Timer:
     """The baselines of one task."""
 
-    def __init__(self, task, device):
+    def __init__(self, task: "Task", device: torch.device) -> None:
         self._task = task
         self._device = device
         self._clock = None
         self._baselines = {}
 
-    def prepare(self, which, cache):
+    def prepare(self, which: str, cache: Any) -> dict[str, Any]:
         check_which(which)
         if which in self._baselines and cache is None:
             return self._baselines[which].report()
@@ -120,7 +125,7 @@ class Timer:
             self._baselines[which] = Baseline(self._task, which, cache)
         return self._baselines[which].report()
 
-    def _baseline(self, which):
+    def _baseline(self, which: str) -> Baseline:
         check_which(which)
         if which not in self._baselines:
             self.prepare(which, None)
@@ -128,14 +133,14 @@ class Timer:
         baseline.check()
         return baseline
 
-    def time(self, which, values):
+    def time(self, which: str, values: Any) -> dict[str, Any]:
         baseline = self._baseline(which)
         if self._clock is None:
             self._clock = GpuClock(self._device) if self._device.type == "cuda" else CpuClock()
         with self._task.running():
             return self._clock.milliseconds(self._task, baseline, values)
 
-    def kernels(self, which):
+    def kernels(self, which: str) -> dict[str, Any]:
         """Summed time of everything that the GPU did for one forward."""
         if self._device.type != "cuda":
             raise unsupported("the time of kernels needs a GPU")
@@ -149,6 +154,6 @@ class Timer:
         times = [
             event.time_range.elapsed_us()
             for event in profile.events()
-            if event.device_type == torch.autograd.DeviceType.CUDA
+            if event.device_type == torch.autograd.DeviceType.CUDA  # pyright: ignore[reportPrivateImportUsage] (it is documented)
         ]
         return {"kernel_ms": sum(times) / 1e3, "kernels": len(times)}

@@ -15,6 +15,7 @@ Integers that are all zero, and single integers and booleans, stay: there is not
 """  # noqa: E501 (a table)
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -40,7 +41,7 @@ LEVELS = (Level(singles=True), Level(), Level(smallest=0.98), Level(alike=True))
 class Variation:
     """One tensor's values as they were drawn, and others by seed."""
 
-    def __init__(self, drawn):
+    def __init__(self, drawn: torch.Tensor) -> None:
         """`drawn` is kept: pass a copy of what changes."""
         self._drawn = drawn
         self._is_float = drawn.is_floating_point()
@@ -55,7 +56,7 @@ class Variation:
             self._is_ordered = not self._is_zero and _is_ordered(drawn)
 
     @property
-    def can_vary(self):
+    def can_vary(self) -> bool:
         """Whether any level changes anything."""
         if self._drawn.numel() == 0:
             return False
@@ -63,7 +64,7 @@ class Variation:
             return self._is_zero or bool((self._drawn.isfinite() & (self._drawn != 0)).any())
         return not self._is_single and (self._drawn.dtype == torch.bool or bool(self._drawn.any()))
 
-    def into(self, target, seed, level):
+    def into(self, target: torch.Tensor, seed: int | None, level: Level) -> None:
         """Writes the values of a seed; of `None`, those that were drawn. `target` may be what is kept, if none is."""
         if seed is None:
             target.copy_(self._drawn)
@@ -81,7 +82,7 @@ class Variation:
             order = torch.rand(self._drawn.shape, generator=generator, device=self._drawn.device).argsort(self._dim)
             target.copy_(self._drawn.gather(self._dim, order))
 
-    def _shrink(self, target, generator, level):
+    def _shrink(self, target: torch.Tensor, generator: Any, level: Level) -> None:
         if self._is_single and not level.singles:
             target.copy_(self._drawn)
         elif self._is_zero:
@@ -94,14 +95,14 @@ class Variation:
             target.uniform_(level.smallest, 1, generator=generator).mul_(self._drawn)
 
 
-def _is_ordered(values):
+def _is_ordered(values: torch.Tensor) -> bool:
     if values.dim() != 1 or bool((values == values[0]).all()):
         return False
     steps = values.diff()
     return bool((steps >= 0).all() | (steps <= 0).all())
 
 
-def _first_uneven_dimension(values):
+def _first_uneven_dimension(values: torch.Tensor) -> int | None:
     """The last dimension along which values differ; `None` where all are equal."""
     for dim in reversed(range(values.dim())):
         if bool((values != values.narrow(dim, 0, 1)).any()):
@@ -109,7 +110,7 @@ def _first_uneven_dimension(values):
     return None
 
 
-def _partly_changed(values, generator):
+def _partly_changed(values: torch.Tensor, generator: Any) -> Any:
     """Values that are all equal, a tenth of them, and at least one, made others that are nearer to zero."""
 
     def drawn():
@@ -123,7 +124,7 @@ def _partly_changed(values, generator):
     return torch.where(chosen, (values.double() * share).trunc().to(values.dtype), values)
 
 
-def _between(values, generator):
+def _between(values: torch.Tensor, generator: Any) -> torch.Tensor:
     """Others in order, from the first to the last."""
     low, high = int(values[0]), int(values[-1])
     others = torch.randint(low, high + 1, values.shape, generator=generator, device=values.device).to(values.dtype)

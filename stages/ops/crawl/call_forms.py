@@ -4,7 +4,9 @@ Nothing here is believed before it ran: `forms` gives every call that is worth a
 validation takes the first that works.
 """
 
+import ast
 import re
+from typing import Any
 
 from torch_probe import Rejected
 from transformers_task import SIDE
@@ -76,7 +78,7 @@ MOST_FORMS = 40
 # ---- construction
 
 
-def constructor(init, reads):
+def constructor(init: ast.FunctionDef | None, reads: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Constructor arguments, and the sizes that they and the configuration are given."""
     sizes = config_sizes(reads)
     arguments = {}
@@ -98,7 +100,7 @@ def constructor(init, reads):
     return {"arguments": arguments, "sizes": sizes}
 
 
-def config_sizes(reads):
+def config_sizes(reads: dict[str, float]) -> dict[str, Any]:
     """What a task's width scales in the configuration; everything else stays as the library has it."""
     widths = [
         name
@@ -121,15 +123,15 @@ def config_sizes(reads):
         elif key == "image_size":
             # Four patches each way, or a small map: the batch makes the work.
             patch = reads.get("patch_size")
-            sizes[key] = {"kind": "given", "base": 4 * patch if is_count(patch) else 64}
+            sizes[key] = {"kind": "given", "base": 4 * patch if patch is not None and is_count(patch) else 64}
     return sizes
 
 
-def is_count(value):
+def is_count(value: float | None) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def argument_rule(argument, required):
+def argument_rule(argument: str, required: bool) -> tuple[str | None, dict[str, Any] | None]:
     """`(text, size)` of a constructor argument; both None where it keeps its default or has no recipe."""
     if argument in WIDTH_NAMES or (
         WIDTH_ARGUMENTS.search(argument) and (required or argument in ("normalized_shape", "input_dim", "in_features"))
@@ -151,7 +153,7 @@ def argument_rule(argument, required):
     return next((text for pattern, text in GIVEN_ARGUMENTS if re.search(pattern, argument)), None), None
 
 
-def init_arguments(init):
+def init_arguments(init: ast.FunctionDef | None) -> list[tuple[str, bool]]:
     if init is None:
         return []
     defaults = len(init.args.args) - len(init.args.defaults)
@@ -164,7 +166,7 @@ def init_arguments(init):
 # ---- calls
 
 
-def forms(forward, sizes):
+def forms(forward: ast.FunctionDef | None, sizes: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Every way to call the class that is worth a try: dicts with `inputs`, `call` and `rotary`."""
     names = [a.arg for a in forward.args.args][1:]
     if not names:
@@ -181,7 +183,7 @@ def forms(forward, sizes):
     return found[:MOST_FORMS]
 
 
-def sort_arguments(required):
+def sort_arguments(required: list[str]) -> tuple[dict[str, Any], list[str], list[Any]]:
     """What a call has to give beside the stream: fixed texts, tensors of the stream's kind, rotary angles."""
     fixed, peers, angles = {}, [], []
     for name in required:
@@ -200,13 +202,22 @@ def sort_arguments(required):
     return fixed, peers, angles
 
 
-def rotary_forms(angles, optional):
+def rotary_forms(angles: list[Any], optional: bool) -> tuple[int | str | None, ...]:
     if angles:
         return (3, 2, "added") if "position_embeddings" in angles else (3, 2)
     return (None, 3, 2, "added") if optional else (None,)
 
 
-def form(first, shape, fill, fixed, peers, rotary, pooled, angles):
+def form(
+    first: str,
+    shape: list[str],
+    fill: str,
+    fixed: dict[str, Any],
+    peers: list[str],
+    rotary: int | str | None,
+    pooled: bool,
+    angles: list[Any],
+) -> dict[str, Any]:
     """One call: its inputs, its text, and the rank of its rotary buffers."""
     inputs = [{"name": first, "shape": shape, "fill": fill}]
     call = [first, *(f"{name}={text}" for name, text in fixed.items())]
@@ -228,7 +239,7 @@ def form(first, shape, fill, fixed, peers, rotary, pooled, angles):
 EXTENTS = ("batch", "tokens", "side", "grid", "image", "samples", "bands", "frames", "head", "3", "1")
 
 
-def streams(name, sizes):
+def streams(name: str, sizes: dict[str, dict[str, Any]]) -> list[tuple[list[str], str]]:
     """Shapes of the first argument, the most likely first: `(shape, fill)`."""
     widths = [key for key, size in sizes.items() if size["kind"] == "width"]
     widths.sort(key=lambda key: (INNER.search(key) is not None, key not in WIDTH_NAMES))
@@ -270,7 +281,7 @@ def streams(name, sizes):
     return found
 
 
-def combined(make, form):
+def combined(make: dict[str, dict[str, Any]], form: dict[str, Any]) -> dict[str, Any]:
     """A usage's construction and call, with a free size where the inputs have one that nothing else sets."""
     sizes = {name: dict(size) for name, size in make["sizes"].items()}
     extents = {extent for item in form["inputs"] for extent in item["shape"]}

@@ -7,6 +7,8 @@ import json
 import multiprocessing
 import os
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 # Some configurations ask the hub for another model's, with half a minute of retries where there is no network; and what
 # is crawled must not depend on what the hub says today.
@@ -19,7 +21,7 @@ from torch_crawl import crawl_torch
 from transformers_crawl import crawl_transformers
 
 
-def work(program):
+def work(program: stage.Program) -> None:
     torch.set_num_threads(1)
     # Deprecated names warn when they are probed; whoever uses them is told by torch.
     warnings.simplefilter("ignore")
@@ -43,7 +45,7 @@ def work(program):
 
 
 @contextlib.contextmanager
-def workers(processes, libraries):
+def workers(processes: int, libraries: list[str]) -> Iterator[Any]:
     """A function like `map` over as many processes as were granted; its results come in order."""
     if "transformers" in libraries:
         # Before forking, so that the processes need not import each what all configurations import. The library's
@@ -59,7 +61,7 @@ def workers(processes, libraries):
         yield functools.partial(pool.imap, chunksize=1)
 
 
-def table_row(row):
+def table_row(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "operator": row["operator"],
         "qualified": row["qualified"],
@@ -73,7 +75,7 @@ def table_row(row):
     }
 
 
-def report(program, kept, left_out):
+def report(program: stage.Program, kept: list[dict[str, Any]], left_out: list[dict[str, str]]) -> None:
     """One line for each library, with the counts by reason; the counts are metrics too."""
     program.progress(len(kept), len(kept), "operators")
     for library in program.params["libraries"]:

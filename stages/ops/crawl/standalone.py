@@ -12,9 +12,13 @@ import copy
 import functools
 import pathlib
 import re
+from typing import TYPE_CHECKING, Any
 
 from tidy import Fold, Tidy, listed, walk
 from torch_probe import Rejected
+
+if TYPE_CHECKING:
+    from transformers_crawl import Configuration
 
 # Arguments that the plain case does not have. They go from signatures and calls, and read as None in the body.
 ABSENT = frozenset(
@@ -36,20 +40,21 @@ LIMIT_LINES = 260
 
 
 @functools.cache
-def parse_file(path):
+def parse_file(path: str) -> ast.Module:
     return ast.parse(pathlib.Path(path).read_text(encoding="utf-8"))
 
 
 class SourceFile:
     """A file of the library: its top-level definitions and what its imports mean."""
 
-    def __init__(self, path, root):
+    def __init__(self, path: str, root: pathlib.Path) -> None:
         self.path, self.root = pathlib.Path(path), pathlib.Path(root)
-        self.definitions, self.imports = {}, {}
+        self.definitions: dict[str, Any] = {}
+        self.imports: dict[str, tuple[Any, str | None]] = {}
         for node in parse_file(str(path)).body:
             self._register(node)
 
-    def _register(self, node):
+    def _register(self, node: ast.stmt) -> None:
         if isinstance(node, (ast.If, ast.Try)):
             # What is imported under a condition is there in a full installation.
             for inner in [*node.body, *node.orelse]:
@@ -65,13 +70,13 @@ class SourceFile:
             for alias in node.names:
                 self.imports[alias.asname or alias.name] = (self._absolute(node), alias.name)
 
-    def _absolute(self, node):
+    def _absolute(self, node: ast.ImportFrom) -> str | None:
         if not node.level:
             return node.module
         package = self.path.relative_to(self.root.parent).with_suffix("").parts[: -node.level]
         return ".".join([*package, *([node.module] if node.module else [])])
 
-    def file_of(self, module):
+    def file_of(self, module: str) -> pathlib.Path:
         """The path of a module of the same library."""
         base = self.root.parent.joinpath(*module.split("."))
         for path in (base.with_suffix(".py"), base / "__init__.py"):
@@ -83,15 +88,21 @@ class SourceFile:
 class Standalone:
     """The closure of one class."""
 
-    def __init__(self, path, root, config, open_file):
+    def __init__(
+        self, path: pathlib.Path, root: pathlib.Path, config: "Configuration | dict[str, Any]", open_file: Any
+    ) -> None:
         self.root, self.config, self.open_file = pathlib.Path(root), config, open_file
         self.file = open_file(str(path))
-        self.imports, self.nodes, self.order, self.reads = set(), {}, [], {}
+        self.imports: set[Any] = set()
+        self.nodes: dict[str, Any] = {}
+        self.order: list[str] = []
+        self.reads: dict[str, Any] = {}
+        self.body = ""
         self.activations = None
         # Functions that took any further keyword; what their calls give beyond the parameters goes.
         self.open_ended = set()
 
-    def build(self, class_name):
+    def build(self, class_name: str) -> str:
         """The source of the class with its closure; raises Rejected."""
         self.root_name = class_name
         self._visit(class_name, self.file)
@@ -110,7 +121,7 @@ class Standalone:
             raise Rejected("too long", f"its closure has {body.count(chr(10))} lines")
         return body
 
-    def import_lines(self, body):
+    def import_lines(self, body: str) -> list[str]:
         """Import statements for the names that are left in the source."""
         used = {node.id for node in walk(ast.parse(body)) if isinstance(node, ast.Name)}
         lines = set()
@@ -121,7 +132,7 @@ class Standalone:
 
     # -- closure
 
-    def _visit(self, name, file):
+    def _visit(self, name: str, file: SourceFile) -> None:
         if name in self.nodes:
             return
         node = file.definitions[name]
@@ -134,25 +145,26 @@ class Standalone:
             self._resolve(used, file)
         self.order.append(name)
 
-    def _check_bases(self, node):
+    def _check_bases(self, node: ast.stmt) -> None:
         if not isinstance(node, ast.ClassDef):
             return
         for base in node.bases:
             if ast.unparse(base).endswith(("PreTrainedModel", "Mixin", "ModelOutput")):
                 raise Rejected("not standalone", f"needs the base class {ast.unparse(base)}")
 
-    def _resolve(self, name, file):
+    def _resolve(self, name: str, file: Any) -> None:
         # Task files always import torch and nn.
         if hasattr(builtins, name) or name in self.nodes or name in ("torch", "nn", "ACT2FN"):
             return
         if name in file.definitions:
             self._visit(name, file)
         elif name in file.imports:
-            self._import(name, *file.imports[name], file)
+            module, attribute = file.imports[name]
+            self._import(name, module, attribute, file)
         else:
             raise Rejected("not standalone", f"no definition of `{name}`")
 
-    def _import(self, name, module, attribute, file):
+    def _import(self, name: str, module: str, attribute: str | None, file: SourceFile) -> None:
         top = module.split(".")[0]
         if top != self.root.name:
             if top not in ("torch", "math", "functools", "collections", "itertools", "typing", "numbers", "operator"):
@@ -169,17 +181,18 @@ class Standalone:
         if name in other.definitions:
             self._visit(name, other)
         elif name in other.imports:
-            self._import(name, *other.imports[name], other)
+            module, attribute = other.imports[name]
+            self._import(name, module, attribute, other)
         else:
             raise Rejected("not standalone", f"`{name}` is made at import time")
 
-    def _activation_entries(self):
+    def _activation_entries(self) -> dict[str, Any]:
         if self.activations is None:
             self.activations = self.open_file(str(self.root / "activations.py"))
         table = self.activations.definitions["ACT2CLS"].value
         return {ast.literal_eval(k): v for k, v in zip(table.keys, table.values, strict=True)}
 
-    def activation(self, key):
+    def activation(self, key: Any) -> ast.Call:
         """An expression that makes the activation of that name, as the library's table has it."""
         entries = self._activation_entries()
         if key not in entries:
@@ -193,7 +206,7 @@ class Standalone:
             self._resolve(name, self.activations)
         return ast.Call(func=entry, args=[], keywords=arguments)
 
-    def _settle_activations(self):
+    def _settle_activations(self) -> bool:
         """Put activations in place of their names, where only folding told the name; returns whether any was open."""
         settle = SettleActivations(self)
         for name, node in list(self.nodes.items()):
@@ -202,7 +215,7 @@ class Standalone:
             self._add_activation_table()
         return settle.found
 
-    def _add_activation_table(self):
+    def _add_activation_table(self) -> None:
         """A table of the activations that the closure names, for where an argument chooses between them."""
         texts = {
             item.value
@@ -213,7 +226,7 @@ class Standalone:
         known = sorted(texts & set(self._activation_entries()))
         if not known:
             raise Rejected("not standalone", "its activation is not settled by the configuration")
-        makers = [
+        makers: list[ast.expr] = [
             ast.Lambda(
                 args=ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[]),
                 body=self.activation(name),
@@ -228,7 +241,7 @@ class Standalone:
 
     # -- clean-up
 
-    def _prune(self):
+    def _prune(self) -> None:
         """Drop attributes that are set and never read, until nothing changes, then definitions without users."""
         tidy, changed = Tidy(self.nodes, self.root_name), True
         while changed:
@@ -249,7 +262,7 @@ class Standalone:
             self._drop_surplus_keywords()
             self._drop_unreachable()
 
-    def _drop_surplus_keywords(self):
+    def _drop_surplus_keywords(self) -> None:
         """Calls of functions that took any keyword give only those that are still parameters."""
         known = {
             name: {a.arg for a in [*node.args.args, *node.args.kwonlyargs]}
@@ -261,7 +274,7 @@ class Standalone:
                 if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in known:
                     call.keywords = [k for k in call.keywords if k.arg in known[call.func.id]]
 
-    def _drop_unreachable(self):
+    def _drop_unreachable(self) -> None:
         reachable, todo = set(), [self.root_name]
         while todo:
             name = todo.pop()
@@ -272,7 +285,7 @@ class Standalone:
         for name in set(self.nodes) - reachable:
             del self.nodes[name]
 
-    def _attributes_read(self):
+    def _attributes_read(self) -> set[str]:
         read = set()
         for node in self.nodes.values():
             for item in walk(node):
@@ -283,20 +296,20 @@ class Standalone:
         return read
 
 
-def is_config(node):
+def is_config(node: ast.expr) -> bool:
     """Whether it is `config` or `self.config`."""
     if isinstance(node, ast.Attribute):
         return node.attr == "config" and isinstance(node.value, ast.Name) and node.value.id == "self"
     return isinstance(node, ast.Name) and node.id == "config"
 
 
-def import_line(name, module, attribute):
+def import_line(name: str, module: str, attribute: Any) -> str:
     if attribute is None:
         return f"import {module}" + (f" as {name}" if name != module.split(".")[0] else "")
     return f"from {module} import {attribute}" + (f" as {name}" if name != attribute else "")
 
 
-def free_names(node):
+def free_names(node: ast.AST) -> set[str]:
     """Names that a definition reads and does not itself define."""
     stored, loaded = set(), set()
     for item in walk(node):
@@ -314,7 +327,7 @@ def free_names(node):
     return loaded - stored
 
 
-def prune_attributes(node, read):
+def prune_attributes(node: ast.ClassDef | ast.FunctionDef, read: set[str]) -> bool:
     """Remove `self.x = …` where nothing reads `x`; returns whether anything went."""
     changed = False
     for function in [item for item in walk(node) if isinstance(item, ast.FunctionDef)]:
@@ -329,7 +342,7 @@ def prune_attributes(node, read):
     return changed
 
 
-def prune_parameters(node, keywords, is_root):
+def prune_parameters(node: ast.ClassDef | ast.FunctionDef, keywords: set[str | None], is_root: bool) -> None:
     """Drop optional parameters of methods that the body doesn't read and no call names.
 
     Constructors and functions are left to `Tidy`, which drops what their calls give by position as well.
@@ -344,7 +357,7 @@ def prune_parameters(node, keywords, is_root):
             arguments.defaults.pop()
 
 
-def is_dead_attribute(statement, read):
+def is_dead_attribute(statement: ast.stmt, read: set[str]) -> bool:
     if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1):
         return False
     target = statement.targets[0]
@@ -359,12 +372,12 @@ def is_dead_attribute(statement, read):
 class Specialise(Fold):
     """Rewrites one definition to the plain case."""
 
-    def __init__(self, closure, file):
+    def __init__(self, closure: Standalone, file: SourceFile) -> None:
         self.closure, self.file, self.absent, self.dropouts = closure, file, set(), set()
 
     # -- definitions
 
-    def visit_ClassDef(self, node):
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
         node.decorator_list = []
         node.bases = [ast.parse(PLAIN_BASES.get(ast.unparse(b), ast.unparse(b)), mode="eval").body for b in node.bases]
         self.dropouts = {
@@ -376,7 +389,7 @@ class Specialise(Fold):
         node.body = shorten_docstring(node.body)
         return node
 
-    def visit_FunctionDef(self, node):
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         node.decorator_list = [
             d
             for d in node.decorator_list
@@ -393,7 +406,7 @@ class Specialise(Fold):
         node.body = shorten_docstring(flat(node.body)) or [ast.Pass()]
         return node
 
-    def _drop_parameters(self, name, arguments):
+    def _drop_parameters(self, name: str, arguments: ast.arguments) -> None:
         if arguments.kwarg:
             self.closure.open_ended.add(name)
         arguments.kwarg = None
@@ -404,19 +417,19 @@ class Specialise(Fold):
         for argument in [*arguments.args, *arguments.kwonlyargs]:
             argument.annotation = None
 
-    def visit_AnnAssign(self, node):
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.Assign | None:
         if node.value is None:
             return None
         return self.visit(ast.copy_location(ast.Assign(targets=[node.target], value=node.value), node))
 
     # -- values
 
-    def visit_Name(self, node):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
         if isinstance(node.ctx, ast.Load) and node.id in self.absent:
             return ast.Constant(ABSENT_NUMBERS.get(node.id))
         return node
 
-    def visit_Attribute(self, node):
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         inner = node.value
         if isinstance(node.ctx, ast.Load) and is_config(inner):
             return self._config_value(node)
@@ -426,7 +439,7 @@ class Specialise(Fold):
             return ast.Constant(False)
         return self.generic_visit(node)
 
-    def _nested_value(self, node):
+    def _nested_value(self, node: Any) -> ast.expr:
         """`config.text_config.hidden_size` becomes `config.text_hidden_size`: one plain configuration."""
         inner = node.value.attr
         values = self.closure.config.get(inner, MISSING)
@@ -439,7 +452,7 @@ class Specialise(Fold):
         self.closure.reads[name] = value
         return ast.Attribute(value=node.value.value, attr=name, ctx=node.ctx)
 
-    def _config_value(self, node):
+    def _config_value(self, node: ast.Attribute) -> ast.expr:
         value = self.closure.config.get(node.attr, MISSING)
         if value is MISSING:
             raise Rejected("not standalone", f"the configuration has no `{node.attr}`")
@@ -453,7 +466,7 @@ class Specialise(Fold):
         self.closure.reads[node.attr] = value
         return node
 
-    def visit_Call(self, node):
+    def visit_Call(self, node: ast.Call) -> ast.expr:
         text = ast.unparse(node.func)
         if text == "ALL_ATTENTION_FUNCTIONS.get_interface":
             return self.visit(node.args[1])
@@ -483,27 +496,27 @@ class Specialise(Fold):
         if not (isinstance(node.func, ast.Name) and node.func.id[:1].islower()):
             node.args = [a for a in node.args if not (isinstance(a, ast.Name) and a.id in self.absent)]
             node.keywords = [k for k in node.keywords if k.arg not in ABSENT]
-        node = self.generic_visit(node)
+        self.generic_visit(node)
         if text == "isinstance" and isinstance(node.args[0], ast.Constant) and ast.unparse(node.args[1]) == "str":
             return ast.Constant(isinstance(node.args[0].value, str))
         if text in ("nn.Parameter", "torch.nn.Parameter", "Parameter") and node.args:
             node.args[0] = filled(node.args[0])
         return node
 
-    def visit_With(self, node):
+    def visit_With(self, node: ast.With) -> ast.AST | list[ast.stmt]:
         """Contexts for other precisions or devices go, their bodies stay."""
         if all(CONTEXTS.search(ast.unparse(item.context_expr)) for item in node.items):
             return [item for statement in node.body for item in listed(self.visit(statement))]
         return self.generic_visit(node)
 
-    def visit_Return(self, node):
+    def visit_Return(self, node: ast.Return) -> ast.AST:
         """A record of named outputs becomes a tuple of those that are given."""
         if isinstance(node.value, ast.Call) and is_record(node.value, self.file):
             values = [keyword.value for keyword in node.value.keywords] + node.value.args
             node = ast.Return(value=ast.Tuple(elts=values, ctx=ast.Load()) if len(values) > 1 else values[0])
         return self.generic_visit(node)
 
-    def _config_getattr(self, node):
+    def _config_getattr(self, node: ast.Call) -> ast.expr:
         name = ast.literal_eval(node.args[1])
         value = self.closure.config.get(name, MISSING)
         if value is MISSING:
@@ -512,7 +525,7 @@ class Specialise(Fold):
             return self.visit(node.args[2])
         return self._config_value(ast.Attribute(value=node.args[0], attr=name, ctx=ast.Load()))
 
-    def visit_Subscript(self, node):
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         text = ast.unparse(node.value)
         if text == "ACT2FN":
             key = self.visit(node.slice)
@@ -524,10 +537,10 @@ class Specialise(Fold):
             )
         if text == "ALL_ATTENTION_FUNCTIONS":
             return ast.Name(id="eager_attention_forward", ctx=ast.Load())
-        node = self.generic_visit(node)
+        self.generic_visit(node)
         return self._table_entry(text, node)
 
-    def _table_entry(self, text, node):
+    def _table_entry(self, text: str, node: ast.Subscript) -> ast.expr:
         """The entry of a table of the file, such as the attention classes by implementation, where the key is known."""
         table = self.file.definitions.get(text)
         if not (
@@ -541,7 +554,7 @@ class Specialise(Fold):
 
     # -- folding: `Fold` has the rest
 
-    def visit_Assign(self, node):
+    def visit_Assign(self, node: ast.Assign) -> ast.Assign | None:
         target = node.targets[0]
         if isinstance(target, ast.Attribute) and is_dropout(node.value):
             return None
@@ -551,11 +564,11 @@ class Specialise(Fold):
 class SettleActivations(ast.NodeTransformer):
     """Replaces `ACT2FN[name]` once the name is known, and by an entry of a table where an argument gives it."""
 
-    def __init__(self, closure):
+    def __init__(self, closure: Standalone) -> None:
         self.closure, self.found, self.by_name = closure, False, False
 
-    def visit_Subscript(self, node):
-        node = self.generic_visit(node)
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        self.generic_visit(node)
         if ast.unparse(node.value) != "ACT2FN":
             return node
         self.found = True
@@ -565,7 +578,7 @@ class SettleActivations(ast.NodeTransformer):
         return ast.Call(func=node, args=[], keywords=[])
 
 
-def filled(value):
+def filled(value: ast.expr) -> ast.expr:
     """Values for a parameter that the library makes empty and its models fill: normal with the usual deviation."""
     made = value
     while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr in ("float", "to"):
@@ -582,7 +595,7 @@ def filled(value):
     return ast.BinOp(left=ast.Constant(0.02), op=ast.Mult(), right=call)
 
 
-def is_record(call, file):
+def is_record(call: ast.Call, file: SourceFile) -> bool:
     """Whether a call makes one of the library's records of outputs, which are dataclasses."""
     name = ast.unparse(call.func)
     definition = file.definitions.get(name)
@@ -595,15 +608,15 @@ def is_record(call, file):
 MISSING = object()
 
 
-def flat(body):
+def flat(body: list[ast.stmt]) -> list[ast.stmt]:
     return [item for item in body if item is not None]
 
 
-def is_dropout(value):
+def is_dropout(value: ast.expr) -> bool:
     return isinstance(value, ast.Call) and ast.unparse(value.func) in ("nn.Dropout", "torch.nn.Dropout", "nn.Dropout2d")
 
 
-def shorten_docstring(body):
+def shorten_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
     """Keep a docstring's first sentence; reference documentation of arguments that went would be wrong."""
     if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
         lines = [line.strip() for line in str(body[0].value.value).strip().splitlines()]

@@ -9,6 +9,8 @@ domain, bounds) is stored.
 import functools
 import inspect
 import re
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -30,7 +32,7 @@ INNER = ("torch.special", "torch.linalg", "torch.fft")
 SHORT = {"torch.nn": "nn", "torch.nn.functional": "F"}
 
 
-def crawl_torch(run=map):
+def crawl_torch(run: Callable[..., Any] = map) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     """Returns `(kept, left_out)`: lists of dicts. `run` applies a function to many names, like `map`, in order."""
     names, left_out = candidates()
     kept = []
@@ -42,7 +44,7 @@ def crawl_torch(run=map):
     return kept, left_out
 
 
-def candidates():
+def candidates() -> tuple[list[tuple[str, str]], list[dict[str, str]]]:
     """What is tried, as `(namespace, name)` in the order of the namespaces, and what is another's second name."""
     names, left_out, seen = [], [], {}
     for namespace, module in NAMESPACES.items():
@@ -59,7 +61,7 @@ def candidates():
     return names, left_out
 
 
-def try_operator(place):
+def try_operator(place: tuple[str, str]) -> tuple[dict[str, Any] | None, str | None, str | None]:
     """`(row, None, None)` of one operator, or `(None, reason, detail)`."""
     namespace, name = place
     try:
@@ -68,11 +70,11 @@ def try_operator(place):
         return None, rejection.reason, rejection.detail
 
 
-def refusal(operator, reason, detail):
+def refusal(operator: str, reason: str, detail: str) -> dict[str, str]:
     return {"operator": operator, "library": "torch", "reason": reason, "detail": detail}
 
 
-def is_candidate(namespace, name, item):
+def is_candidate(namespace: str, name: str, item: Any) -> bool:
     if name.startswith("_") or name.endswith("_"):
         return False
     if namespace == "torch.nn":
@@ -81,7 +83,7 @@ def is_candidate(namespace, name, item):
     return callable(item) and not inspect.isclass(item) and known
 
 
-def schemas(name, namespace="torch"):
+def schemas(name: str, namespace: str = "torch") -> list[Any]:
     """The operator schemas of a function without output arguments."""
     found = []
     inner = namespace.removeprefix("torch").strip(".")
@@ -96,7 +98,7 @@ def schemas(name, namespace="torch"):
     return [schema for schema in found if not any(argument.is_out for argument in schema.arguments)]
 
 
-def describe(namespace, name, item):
+def describe(namespace: str, name: str, item: Any) -> dict[str, Any]:
     """The table row of one operator; raises Rejected."""
     if f"{namespace}.{name}" not in STRUCTURED:
         refuse_by_name(namespace, name, item)
@@ -124,7 +126,7 @@ def describe(namespace, name, item):
     }
 
 
-def refuse_by_name(namespace, name, item):
+def refuse_by_name(namespace: str, name: str, item: Any) -> None:
     document = (getattr(item, "__doc__", None) or "").strip()
     if namespace in INNER:
         refuse_second_name(namespace, name)
@@ -143,7 +145,7 @@ def refuse_by_name(namespace, name, item):
         raise Rejected("alias", f"undocumented twin of torch.nn.functional.{name}")
 
 
-def refuse_second_name(namespace, name):
+def refuse_second_name(namespace: str, name: str) -> None:
     """Functions of a sub-namespace that `torch` has as well, under this or another name."""
     if hasattr(torch, name) and callable(getattr(torch, name)):
         raise Rejected("alias", f"torch.{name}")
@@ -153,20 +155,20 @@ def refuse_second_name(namespace, name):
 
 
 @functools.cache
-def short_names():
+def short_names() -> dict[str, str]:
     """Functions of `torch` that their documentation calls aliases."""
     documents = {name: str(getattr(getattr(torch, name), "__doc__", None))[:400] for name in dir(torch)}
     return {name: text for name, text in documents.items() if "Alias for :func:`torch." in text}
 
 
-def tags(name):
+def tags(name: str) -> set[str]:
     packet = getattr(torch.ops.aten, name, None)
     if packet is None or not schemas(name):
         return set()
     return {tag.name for overload in packet.overloads() for tag in getattr(packet, overload).tags}
 
 
-def summary(item):
+def summary(item: Callable[..., Any] | type) -> str:
     """The first sentence of the docstring, as the composer words it."""
     lines = [line.strip() for line in (item.__doc__ or "").splitlines()]
     for index, line in enumerate(lines):
@@ -177,7 +179,7 @@ def summary(item):
     return ""
 
 
-def drafts(namespace, name, item, family):
+def drafts(namespace: str, name: str, item: Callable[..., Any] | type, family: str) -> list[dict[str, Any]]:
     """Draft usages of an operator, best first."""
     structured = STRUCTURED.get(f"{namespace}.{name}")
     if structured is not None:
@@ -190,7 +192,7 @@ def drafts(namespace, name, item, family):
 # ---- modules
 
 
-def module_drafts(name, item, family):
+def module_drafts(name: str, item: Any, family: str) -> list[dict[str, Any]]:
     symbols, positional, keywords = {}, [], []
     for parameter in own_parameters(item.__init__):
         extra = extra_for(name, parameter.name)
@@ -216,26 +218,26 @@ def module_drafts(name, item, family):
     return [usage, {**usage, "call": call + "[0]"}]
 
 
-def own_parameters(function):
+def own_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     parameters = list(inspect.signature(function).parameters.values())[1:]
     return [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
-def extra_for(name, argument):
+def extra_for(name: str, argument: str) -> dict[str, Any] | None:
     for pattern, extra, rule in recipes.EXTRAS:
         if extra == argument and re.search(pattern, name):
             return rule
     return None
 
 
-def forced_extras(name):
+def forced_extras(name: str) -> list[tuple[str, dict[str, Any]]]:
     """Extras of classes that take them through **kwargs, where the signature doesn't show them."""
     if re.search(r"^(RNN|LSTM|GRU)$", name):
         return [(argument, rule) for pattern, argument, rule in recipes.EXTRAS if re.search(pattern, name)]
     return []
 
 
-def tensor_operands(name, family, tensors):
+def tensor_operands(name: str, family: str, tensors: list[str]) -> tuple[list[dict[str, Any]], list[int] | None]:
     """Operands for the tensors that a call takes beside the stream, and the ranks that they imply."""
     if not tensors:
         return [], None
@@ -248,7 +250,7 @@ def tensor_operands(name, family, tensors):
     raise Rejected("no recipe", f"no recipe for tensors {', '.join(tensors)}")
 
 
-def ranks_of(name, family):
+def ranks_of(name: str, family: str) -> list[int]:
     """`…2d` works on rank 4: one batch, one channel and two spatial dimensions."""
     digit = re.search(r"([123])d$", name)
     if digit:
@@ -266,11 +268,11 @@ def ranks_of(name, family):
 class Argument:
     """An argument of a function, from either kind of signature."""
 
-    def __init__(self, name, is_tensor, required):
+    def __init__(self, name: str, is_tensor: bool, required: bool) -> None:
         self.name, self.is_tensor, self.required = name, is_tensor, required
 
 
-def function_drafts(namespace, name, item, family):
+def function_drafts(namespace: str, name: str, item: Callable[..., Any], family: str) -> list[dict[str, Any]]:
     found, refusal = [], None
     for arguments in signatures(namespace, name, item):
         try:
@@ -282,7 +284,7 @@ def function_drafts(namespace, name, item, family):
     return found
 
 
-def signatures(namespace, name, item):
+def signatures(namespace: str, name: str, item: Callable[..., Any]) -> list[Any]:
     """Argument lists of each overload, those with a `dim` first: a reduction over everything would mix the batch."""
     if inspect.isfunction(item):
         listed = [python_arguments(item)]
@@ -303,7 +305,7 @@ def signatures(namespace, name, item):
     return sorted(overloads, key=lambda arguments: not any(a.name in ("dim", "dims") for a in arguments))
 
 
-def python_arguments(item):
+def python_arguments(item: Callable[..., Any]) -> list[Argument] | None:
     parameters = list(inspect.signature(item).parameters.values())
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         return None
@@ -316,7 +318,7 @@ def python_arguments(item):
     ]
 
 
-def draft_of(namespace, name, family, arguments):
+def draft_of(namespace: str, name: str, family: str, arguments: list[Argument] | None) -> list[dict[str, Any]]:
     if not arguments or not arguments[0].is_tensor:
         raise Rejected("takes no tensor", "its first argument is not a tensor")
     symbols, texts = {}, ["{x}"]

@@ -5,6 +5,7 @@ training and evaluation mode, twice in a row, and for each sample of the batch o
 """
 
 import math
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -22,12 +23,12 @@ WIDE = {"any": (-30.0, 30.0), "positive": (0.01, 30.0), "unit": (-0.999, 0.999),
 class Rejected(Exception):
     """Why an operator is left out: a short reason that is counted, and a detail."""
 
-    def __init__(self, reason, detail=""):
+    def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason)
         self.reason, self.detail = reason, detail
 
 
-def probe(usage):
+def probe(usage: dict[str, Any]) -> dict[str, Any]:
     """The usage with what probing found out; raises Rejected."""
     usage = {"requires": [], **usage}
     ranks, domain, refusal, shapes = [], None, None, {}
@@ -41,6 +42,7 @@ def probe(usage):
         ranks.append(rank)
         domain = domain or found
     if not ranks:
+        assert refusal is not None, "every rank that was tried was refused"
         raise refusal
     usage = {**usage, "ranks": ranks, "domain": domain}
     usage["bounds"] = bounds(usage, shapes[ranks[0]])
@@ -48,7 +50,7 @@ def probe(usage):
     return usage
 
 
-def shape_of(usage, rank):
+def shape_of(usage: dict[str, Any], rank: int) -> tuple[int, ...]:
     """The shape of this rank that the usage's conditions allow."""
     try:
         bind(usage, SHAPES[rank])
@@ -57,7 +59,7 @@ def shape_of(usage, rank):
     return SHAPES[rank]
 
 
-def first_domain(usage, shape):
+def first_domain(usage: dict[str, Any], shape: tuple[int, ...]) -> str:
     refusal = None
     for domain in DOMAINS:
         try:
@@ -68,13 +70,14 @@ def first_domain(usage, shape):
                 break
             continue
         return domain
+    assert refusal is not None, "every domain that was tried was refused"
     raise refusal
 
 
 class Instance:
     """An operator made at one shape, which can be called."""
 
-    def __init__(self, usage, shape, device="cpu"):
+    def __init__(self, usage: dict[str, Any], shape: tuple[int, ...], device: str = "cpu") -> None:
         try:
             self.bound = bind(usage, shape)
         except (NotApplicable, IndexError, KeyError) as error:
@@ -89,7 +92,7 @@ class Instance:
         except Exception as error:
             raise Rejected("fails", f"{type(error).__name__}: {error}".splitlines()[0][:200]) from error
 
-    def _construct(self):
+    def _construct(self) -> None:
         for name in self.bound.attributes():
             setattr(self.module, name, self.bound.values[name])
         line = self.bound.construct_line("operator")
@@ -99,14 +102,14 @@ class Instance:
             if operand.role == "parameter":
                 setattr(self.module, operand.name, nn.Parameter(fill(operand.fill, operand.shape, 11) * operand.scale))
 
-    def operands(self, shape, seed):
+    def operands(self, shape: tuple[int, ...], seed: int) -> dict[str, torch.Tensor]:
         return {
             operand.name: fill(operand.fill, operand.shape, seed + index, shape)
             for index, operand in enumerate(self.bound.operands)
             if operand.role == "input"
         }
 
-    def __call__(self, stream, operands):
+    def __call__(self, stream: torch.Tensor, operands: dict[str, torch.Tensor]) -> torch.Tensor:
         try:
             with torch.no_grad():
                 scope = {**self.scope, "x": stream, **operands}
@@ -115,7 +118,7 @@ class Instance:
             raise Rejected("fails", f"{type(error).__name__}: {error}".splitlines()[0][:200]) from error
 
 
-def fill(kind, shape, seed, stream_shape=None):
+def fill(kind: str, shape: tuple[int, ...], seed: int, stream_shape: tuple[int, ...] | None = None) -> torch.Tensor:
     """A tensor of one of the fills that usages name."""
     generator = torch.Generator().manual_seed(seed)
     if kind.startswith("index"):
@@ -130,7 +133,7 @@ def fill(kind, shape, seed, stream_shape=None):
     return torch.randn(shape, generator=generator)
 
 
-def stream(usage, shape, domain, seed):
+def stream(usage: dict[str, Any], shape: tuple[int, ...], domain: str, seed: int) -> torch.Tensor:
     if usage["input"] == "index":
         return fill("index", shape, seed)
     if domain == "unit":
@@ -142,7 +145,7 @@ def stream(usage, shape, domain, seed):
     return fill("randn", shape, seed)
 
 
-def check(usage, shape, domain):
+def check(usage: dict[str, Any], shape: tuple[int, ...], domain: str) -> None:
     """Everything that one operator has to satisfy at one shape."""
     instance = Instance(usage, shape)
     first = stream(usage, shape, domain, 2)
@@ -156,7 +159,7 @@ def check(usage, shape, domain):
     require_meta(out, usage, shape, first, operands)
 
 
-def require_tensor(out, first, shape):
+def require_tensor(out: Any, first: torch.Tensor, shape: tuple[int, ...]) -> None:
     if not isinstance(out, torch.Tensor):
         raise Rejected("returns no tensor", f"returns {type(out).__name__}")
     if out.dtype != torch.float32:
@@ -169,7 +172,15 @@ def require_tensor(out, first, shape):
         raise Rejected("not finite", "its output is not finite for ordinary inputs")
 
 
-def require_meaning(out, first, instance, operands, usage, shape, domain):
+def require_meaning(
+    out: torch.Tensor,
+    first: torch.Tensor,
+    instance: Instance,
+    operands: dict[str, torch.Tensor],
+    usage: dict[str, Any],
+    shape: tuple[int, ...],
+    domain: str,
+) -> None:
     if out.shape == first.shape and torch.allclose(out, first.to(out.dtype)):
         raise Rejected("identity", "its output is its input")
     other = instance(stream(usage, shape, domain, 3), operands)
@@ -184,7 +195,9 @@ def require_meaning(out, first, instance, operands, usage, shape, domain):
             raise Rejected("insensitive", f"its output does not depend on `{name}`")
 
 
-def require_repeatable(out, first, instance, operands):
+def require_repeatable(
+    out: torch.Tensor, first: torch.Tensor, instance: Instance, operands: dict[str, torch.Tensor]
+) -> None:
     torch.manual_seed(77)
     if not torch.equal(out, instance(first, operands)):
         raise Rejected("random", "two runs differ")
@@ -195,7 +208,13 @@ def require_repeatable(out, first, instance, operands):
         raise Rejected("mode-dependent", "training and evaluation mode differ")
 
 
-def require_batch(out, first, instance, operands, shape):
+def require_batch(
+    out: torch.Tensor,
+    first: torch.Tensor,
+    instance: Instance,
+    operands: dict[str, torch.Tensor],
+    shape: tuple[int, ...],
+) -> None:
     half = shape[0] // 2
     sliced = {name: value[:half] if value.shape[:1] == (shape[0],) else value for name, value in operands.items()}
     try:
@@ -206,14 +225,26 @@ def require_batch(out, first, instance, operands, shape):
         raise Rejected("mixes the batch", "a sample's output depends on the other samples")
 
 
-def require_order(out, first, instance, operands, shape):
+def require_order(
+    out: torch.Tensor,
+    first: torch.Tensor,
+    instance: Instance,
+    operands: dict[str, torch.Tensor],
+    shape: tuple[int, ...],
+) -> None:
     """A sample's output does not depend on its place in the batch."""
     flipped = {name: value.flip(0) if value.shape[:1] == (shape[0],) else value for name, value in operands.items()}
     if not torch.allclose(instance(first.flip(0), flipped).flip(0), out, rtol=1e-4, atol=1e-5):
         raise Rejected("mixes the batch", "a sample's output depends on its place in the batch")
 
 
-def require_meta(out, usage, shape, first, operands):
+def require_meta(
+    out: torch.Tensor,
+    usage: dict[str, Any],
+    shape: tuple[int, ...],
+    first: torch.Tensor,
+    operands: dict[str, torch.Tensor],
+) -> None:
     shadow = Instance(usage, shape, "meta")
     shadow.module.to("meta")
     found = shadow(first.to("meta"), {name: value.to("meta") for name, value in operands.items()})
@@ -221,7 +252,7 @@ def require_meta(out, usage, shape, first, operands):
         raise Rejected("meta differs", f"meta says {tuple(found.shape)}, the CPU {tuple(out.shape)}")
 
 
-def bounds(usage, shape):
+def bounds(usage: dict[str, Any], shape: tuple[int, ...]) -> list[float | None]:
     """The range of the output over a wide range of inputs; null where it grows with the input."""
     if usage["input"] == "index" or usage["operands"] or (usage["construct"] and "weight" in usage["construct"]):
         return [None, None]
@@ -240,7 +271,7 @@ def bounds(usage, shape):
     return limits
 
 
-def is_smooth(usage, shape):
+def is_smooth(usage: dict[str, Any], shape: tuple[int, ...]) -> bool:
     """Whether the output is continuous. Steps such as floor, sign or a hard threshold turn a rounding error of an
     earlier operator into a wrong element, so they may only come first."""
     instance = Instance(usage, shape)
@@ -263,7 +294,9 @@ def is_smooth(usage, shape):
     return bool(torch.nan_to_num((upper - lower).abs()).max() < 0.02 * spread)
 
 
-def is_elementwise(instance, values, out, operands):
+def is_elementwise(
+    instance: Instance, values: torch.Tensor, out: torch.Tensor, operands: dict[str, torch.Tensor]
+) -> bool:
     """Whether each element of the output depends on the element of the input at its place alone."""
     if out.shape != values.shape:
         return False

@@ -6,6 +6,8 @@ usage (see `operator_binding`); `torch_crawl` runs every draft before it is beli
 """
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 RANDOM_NAME = re.compile(
     r"dropout|rrelu|fractional|gumbel|bernoulli|multinomial|poisson$|^normal$|binomial", re.IGNORECASE
@@ -56,7 +58,7 @@ FAMILIES = [
 ]
 
 
-def family_of(name, namespace="torch"):
+def family_of(name: str, namespace: str = "torch") -> str:
     for family, pattern in FAMILIES:
         if re.search(pattern, name, re.IGNORECASE):
             return family
@@ -72,14 +74,14 @@ ELEMENT_WEIGHTS = [
 ]
 
 
-def element_weight(name):
+def element_weight(name: str) -> int:
     return next(weight for pattern, weight in ELEMENT_WEIGHTS if re.search(pattern, name, re.IGNORECASE))
 
 
 TRAFFIC = "4 * (x + y + o + w)"
 
 
-def cost_of(family, name):
+def cost_of(family: str, name: str) -> dict[str, Any]:
     """Flops and bytes as functions of the shape; `operator_binding` says what the names mean.
 
     Flops are counted in multiply-adds at the rate of a matrix product: what runs without vector units, sorts or makes
@@ -112,11 +114,11 @@ def cost_of(family, name):
     return {"bytes": TRAFFIC, "steps": 0, **rules.get(family, default)}
 
 
-def pick(*options, literal=False):
+def pick(*options: bool | float | str, literal: bool = False) -> dict[str, Any]:
     return {"choices": repr(list(options)), **({"literal": True} if literal else {})}
 
 
-def computed(expression):
+def computed(expression: str) -> dict[str, str]:
     return {"choices": expression}
 
 
@@ -250,7 +252,13 @@ SAME = "shape"
 BROADCASTS = ["[1] * (len(shape) - 1)", "(shape[-1],)", "(shape[1],) + (1,) * (len(shape) - 2)", "shape"]
 
 
-def operand(name, shape=SAME, fill="randn", roles=("input",), scale=1.0):
+def operand(
+    name: str,
+    shape: list[str] | str = SAME,
+    fill: str = "randn",
+    roles: list[str] | tuple[str, ...] = ("input",),
+    scale: float | str = 1.0,
+) -> dict[str, Any]:
     return {"name": name, "shape": shape, "fill": fill, "roles": list(roles), "scale": scale}
 
 
@@ -259,12 +267,18 @@ CHANNEL_PARAMETER = operand("scale", "(shape[1],) + (1,) * (len(shape) - 2)", ro
 SCALED = "1 / math.sqrt({0})"
 
 
-def matrix(name, shape, roles=("parameter", "input")):
+def matrix(name: str, shape: list[str], roles: list[str] | tuple[str, str] = ("parameter", "input")) -> dict[str, Any]:
     """A weight whose product keeps the stream's magnitude."""
     return operand(name, shape, roles=roles, scale="shape[-1] ** -0.5")
 
 
-def draft(call, construct=None, symbols=None, operands=(), **more):
+def draft(
+    call: str,
+    construct: str | None = None,
+    symbols: dict[str, dict[str, Any]] | None = None,
+    operands: Sequence[dict[str, Any]] = (),
+    **more: Any,
+) -> dict[str, Any]:
     return {"call": call, "construct": construct, "symbols": symbols or {}, "operands": list(operands), **more}
 
 

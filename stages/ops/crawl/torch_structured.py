@@ -5,6 +5,8 @@ its own and is probed like any other. Some calls go on after the operator, since
 magnitude of a spectrum, the values of a sort, a mask times what it masks.
 """
 
+from typing import Any
+
 from torch_recipes import (
     ARGUMENTS,
     CHANNEL_PARAMETER,
@@ -246,7 +248,9 @@ for _digits in (1, 2, 3):
 HIDDEN = pick(32, 48, 64, 96)
 
 
-def cell(call, gates, states=("hidden",), biases=()):
+def cell(
+    call: str, gates: int, states: tuple[str, ...] = ("hidden",), biases: tuple[str, ...] = ()
+) -> list[dict[str, Any]]:
     """A step of a recurrent network as a function of its weights."""
     scale, rows, symbols = "hidden_size ** -0.5", "hidden_size", {"hidden_size": HIDDEN}
     if gates > 1:

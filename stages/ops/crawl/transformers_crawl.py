@@ -22,6 +22,8 @@ import functools
 import itertools
 import pathlib
 import re
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import call_forms
 from standalone import SourceFile, Standalone, parse_file
@@ -60,7 +62,9 @@ FOLDERS_AT_ONCE = 4
 REPRESENTATIVES = 3
 
 
-def crawl_transformers(models, maximum, processes=1, run=map):
+def crawl_transformers(
+    models: list[Any], maximum: int, processes: int = 1, run: Callable[..., Any] = map
+) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     """Returns `(kept, left_out)`: lists of dicts. No models are all of them, and a maximum of 0 is none.
 
     `run` applies a function to many items in order, like `map`. With a maximum the folders are taken a few at a time,
@@ -87,7 +91,9 @@ def crawl_transformers(models, maximum, processes=1, run=map):
     return kept[:maximum], left_out
 
 
-def keep(prepared, seen, processes):
+def keep(
+    prepared: list[dict[str, Any]], seen: dict[str, Any], processes: int
+) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     """The candidates of some folders that pass, one for each source, and why the others are left out."""
     left_out = [refusal(item["operator"], *item["refused"]) for item in prepared if "refused" in item]
     twins = {}
@@ -120,7 +126,7 @@ def keep(prepared, seen, processes):
     )
 
 
-def row_of(item, verdict):
+def row_of(item: dict[str, Any], verdict: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "operator": item["operator"],
         "qualified": item["operator"],
@@ -134,7 +140,7 @@ def row_of(item, verdict):
     }
 
 
-def refusal(operator, reason, detail):
+def refusal(operator: str, reason: str, detail: str) -> dict[str, str]:
     return {"operator": operator, "library": "transformers", "reason": reason, "detail": detail}
 
 
@@ -142,30 +148,30 @@ def refusal(operator, reason, detail):
 
 
 @functools.cache
-def library_root():
+def library_root() -> pathlib.Path:
     import transformers
 
     return pathlib.Path(transformers.__file__).parent
 
 
 @functools.cache
-def library_version():
+def library_version() -> str:
     import transformers
 
     return transformers.__version__
 
 
 @functools.cache
-def open_file(path):
+def open_file(path: str) -> SourceFile:
     return SourceFile(path, library_root())
 
 
-def all_folders(root):
+def all_folders(root: pathlib.Path) -> list[str]:
     found = sorted(path.parent.name for path in root.glob("models/*/__init__.py"))
     return [*(name for name in PREFERRED if name in found), *(name for name in found if name not in PREFERRED)]
 
 
-def discover(root, model):
+def discover(root: pathlib.Path, model: str) -> Iterator[tuple[pathlib.Path, ast.ClassDef]]:
     """Module classes of a model's modeling files: `(path, node)`."""
     for path in sorted((root / "models" / model).glob("modeling_*.py")):
         if path.name.startswith(("modeling_tf_", "modeling_flax_")):
@@ -175,12 +181,12 @@ def discover(root, model):
                 yield path, node
 
 
-def is_piece(node):
+def is_piece(node: ast.ClassDef) -> bool:
     bases = {ast.unparse(base) for base in node.bases}
     return bool(bases & BASES) and not NOT_PIECES.search(node.name)
 
 
-def prepare_folder(model):
+def prepare_folder(model: str) -> list[dict[str, Any]]:
     """Candidates of one folder, and refusals, as plain values that another process can send."""
     root = library_root()
     found = []
@@ -203,7 +209,7 @@ def prepare_folder(model):
 # ---- one candidate
 
 
-def prepare(path, root, node):
+def prepare(path: pathlib.Path, root: pathlib.Path, node: ast.ClassDef) -> dict[str, Any]:
     """A candidate: its source and the usages to try."""
     forward, init = method(node, "forward"), method(node, "__init__")
     if forward is None:
@@ -213,7 +219,7 @@ def prepare(path, root, node):
     if re.search(r"num_hidden_layers|num_layers\b", body):
         raise Rejected("whole model", "builds a stack of layers")
     reads = {k: v for k, v in closure.reads.items() if re.search(rf"\.{k}\b|'{k}'", body)}
-    module = ast.parse(body).body[-1]
+    module: Any = ast.parse(body).body[-1]
     make = call_forms.constructor(method(module, "__init__"), reads)
     usages = [
         {
@@ -233,13 +239,13 @@ def prepare(path, root, node):
     }
 
 
-def method(node, name):
+def method(node: ast.ClassDef, name: str) -> ast.FunctionDef | None:
     return next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == name), None)
 
 
-def specialised(path, root, node, init):
+def specialised(path: pathlib.Path, root: pathlib.Path, node: ast.ClassDef, init: ast.FunctionDef | None) -> Standalone:
     """The closure of a class with the first of its model's configurations that has all that it reads."""
-    refusal = None
+    refusal: Rejected | None = None
     for config in configurations(path, node.name, init):
         closure = Standalone(path, root, config or {}, open_file)
         try:
@@ -249,10 +255,11 @@ def specialised(path, root, node, init):
             refusal = refusal or rejection
             if "the configuration has no" not in rejection.detail:
                 break
+    assert refusal is not None, "there is at least one configuration"
     raise refusal
 
 
-def configurations(path, class_name, init):
+def configurations(path: pathlib.Path, class_name: str, init: ast.FunctionDef | None) -> "list[Configuration | None]":
     """Configurations to try: the one that the constructor's annotation names, then those with a name like the class's.
 
     A single None where the class takes none.
@@ -275,17 +282,18 @@ def configurations(path, class_name, init):
         except Rejected as rejection:
             failure = failure or rejection
     if not found:
+        assert failure is not None, "every name that was tried has failed"
         raise failure
     return found
 
 
 @functools.cache
-def config_classes(file):
+def config_classes(file: pathlib.Path) -> list[str]:
     nodes = ast.parse(file.read_text(encoding="utf-8")).body
     return [n.name for n in nodes if isinstance(n, ast.ClassDef) and n.name.endswith("Config")]
 
 
-def alike(first, second):
+def alike(first: str, second: str) -> int:
     """Length of the common beginning."""
     return next(
         (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
@@ -295,11 +303,11 @@ def alike(first, second):
 class Configuration:
     """Default values of a configuration class; what is computed is asked of the object itself."""
 
-    def __init__(self, config):
+    def __init__(self, config: Any) -> None:
         self.config = config
         self.values = config.to_dict() | {"_attn_implementation": "eager"}
 
-    def get(self, name, default=None):
+    def get(self, name: str, default: "Configuration | object | None" = None) -> Any:
         value = self.values.get(name, default)
         if name not in self.values and not name.startswith("_"):
             try:
@@ -311,12 +319,12 @@ class Configuration:
                 return default
         return plain_value(name, value)
 
-    def __contains__(self, name):
+    def __contains__(self, name: str) -> bool:
         return self.get(name, self) is not self
 
 
 @functools.cache
-def configuration(folder, stem, name):
+def configuration(folder: str, stem: str, name: str) -> Configuration:
     import importlib
 
     try:
@@ -327,7 +335,7 @@ def configuration(folder, stem, name):
         raise Rejected("no configuration", f"{type(error).__name__}: {error}".splitlines()[0][:160]) from error
 
 
-def plain_value(name, value):
+def plain_value(name: str, value: Any) -> Any:
     """Rates of everything random are zero in a task, and tables that only cost memory are small."""
     if isinstance(value, float) and re.search(r"drop|pdrop|jitter|noise", name):
         return 0.0
@@ -336,7 +344,7 @@ def plain_value(name, value):
     return value
 
 
-def literal_config(reads):
+def literal_config(reads: dict[str, float]) -> dict[str, float]:
     for key, value in reads.items():
         try:
             ast.literal_eval(repr(value))
@@ -345,10 +353,11 @@ def literal_config(reads):
     return dict(reads)
 
 
-def anonymous(body):
+def anonymous(body: str) -> str:
     """The source without the model's name, so that copies of one class under several names are found."""
     tree = ast.parse(body)
-    names = {node.name: f"c{index}" for index, node in enumerate(tree.body) if hasattr(node, "name")}
+    statements: list[Any] = tree.body
+    names = {node.name: f"c{index}" for index, node in enumerate(statements) if hasattr(node, "name")}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in names:
             node.id = names[node.id]

@@ -11,17 +11,19 @@ import resource
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 
 class Blocked:
     """Refuses the library and all that is inside it."""
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: list[str] | None = None, target: Any = None) -> None:
         if name.split(".")[0] in ("transformers", "huggingface_hub", "tokenizers", "safetensors"):
             raise ImportError(f"{name} must not be imported by a task")
 
 
-sys.meta_path.insert(0, Blocked())
+sys.meta_path.insert(0, Blocked())  # pyright: ignore[reportArgumentType] (all that is called is there)
 
 import torch  # noqa: E402  (the block must be there before anything else is imported)
 
@@ -41,7 +43,7 @@ class Unfit(Exception):
     """Why a candidate does not pass."""
 
 
-def judge(candidate):
+def judge(candidate: dict[str, Any]) -> dict[str, Any]:
     """The verdict on one candidate: the first usage that passes, or why the most promising one did not."""
     refusal = None
     signal.alarm(SECONDS)
@@ -65,7 +67,7 @@ class TooSlow(BaseException):
     """Raised by the alarm; no handler of ordinary exceptions takes it."""
 
 
-def corrected(candidate, usage):
+def corrected(candidate: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
     """The usage that passes, after setting extents of the inputs that torch's messages ask for; raises Unfit."""
     for _ in range(MOST_CORRECTIONS + 1):
         try:
@@ -74,13 +76,14 @@ def corrected(candidate, usage):
             raise
         except Exception as error:
             message = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            usage = next(iter(corrections(candidate, usage, str(error))), None)
-            if usage is None:
+            better = next(iter(corrections(candidate, usage, str(error))), None)
+            if better is None:
                 raise Unfit("fails", message) from error
+            usage = better
     raise Unfit("fails", message)
 
 
-def corrections(candidate, usage, message):
+def corrections(candidate: dict[str, Any], usage: dict[str, Any], message: str) -> Iterator[dict[str, Any]]:
     """Usages with another extent, where the message names the one that was expected."""
     found = expected_extent(usage, message)
     if found is None:
@@ -100,7 +103,7 @@ def corrections(candidate, usage, message):
             yield changed
 
 
-def expected_extent(usage, message):
+def expected_extent(usage: dict[str, Any], message: str) -> tuple[int, int] | None:
     """`(axis, extent)` of the stream that an error message asks for, or None."""
     rank = len(usage["inputs"][0]["shape"])
     match = re.search(r"expected input\[[\d, ]+\] to have (\d+) channels", message)
@@ -113,7 +116,7 @@ def expected_extent(usage, message):
     return (rank - 1, int(match.group(1))) if match else None
 
 
-def fits_other_width(candidate, usage):
+def fits_other_width(candidate: dict[str, Any], usage: dict[str, Any]) -> bool:
     """Whether the message that asked for an extent is gone at another width too, so that the extent scales."""
     try:
         run(code_of(candidate, usage, OTHER_WIDTHS[0]), "meta")
@@ -122,7 +125,7 @@ def fits_other_width(candidate, usage):
     return True
 
 
-def attempt(candidate, usage):
+def attempt(candidate: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
     usage = usage | {"result": None}
     outcome = shadow(code_of(candidate, usage, WIDTH))
     if isinstance(outcome, (tuple, list)):
@@ -137,7 +140,7 @@ def attempt(candidate, usage):
     return usage if all(fits(candidate, usage, width) for width in OTHER_WIDTHS) else fixed(usage)
 
 
-def fits(candidate, usage, width):
+def fits(candidate: dict[str, Any], usage: dict[str, Any], width: int) -> bool:
     try:
         run(code_of(candidate, usage, width), "meta")
     except Exception:
@@ -145,13 +148,13 @@ def fits(candidate, usage, width):
     return True
 
 
-def fixed(usage):
+def fixed(usage: dict[str, Any]) -> dict[str, Any]:
     """The usage with its sizes as they are at the width where it runs, for a class whose sizes hang together."""
     values = task.sizes_at(usage, WIDTH)
     return {**usage, "sizes": {name: {"kind": "given", "base": value} for name, value in values.items()}}
 
 
-def shadow(code):
+def shadow(code: str) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
     """What a task returns on the meta device, which costs little where a call doesn't fit.
 
     Tasks are sized there, so what needs values to know its shapes is no use.
@@ -167,34 +170,34 @@ def shadow(code):
         raise
 
 
-def code_of(candidate, usage, width):
+def code_of(candidate: dict[str, Any], usage: dict[str, Any], width: int) -> str:
     header = task.header_lines(
         {"qualified": usage["class"], "path": candidate["path"], "version": candidate["version"]}
     )
     return task.task_code(usage, candidate["body"], header, task.sizes_at(usage, width), BATCH, TOKENS)
 
 
-def load(code):
-    namespace = {"__name__": "task"}
+def load(code: str) -> tuple[dict[str, Any], Any]:
+    namespace: dict[str, Any] = {"__name__": "task"}
     exec(compile(code, "task.py", "exec"), namespace)
     torch.manual_seed(0)
     return namespace, namespace["Model"](*namespace["get_init_inputs"]())
 
 
-def run(code, device="cpu"):
+def run(code: str, device: str = "cpu") -> torch.Tensor | tuple[torch.Tensor | None, ...]:
     with torch.device(device), torch.no_grad():
         namespace, module = load(code)
         return module(*namespace["get_inputs"]())
 
 
-def first_tensor(outcome):
+def first_tensor(outcome: tuple[torch.Tensor | None, ...]) -> int:
     for index, item in enumerate(outcome):
         if isinstance(item, torch.Tensor):
             return index
     raise Unfit("returns no tensor", "a tuple without tensors")
 
 
-def check(namespace, module):
+def check(namespace: dict[str, Any], module: Any) -> None:
     with torch.no_grad():
         torch.manual_seed(1)
         inputs, others = namespace["get_inputs"](), namespace["get_inputs"]()
@@ -222,23 +225,23 @@ def check(namespace, module):
             raise Unfit("identity", "its output is its input")
 
 
-def half_replaced(values, others, axis):
+def half_replaced(values: torch.Tensor, others: torch.Tensor, axis: int) -> torch.Tensor:
     """The values with the second half of an axis from others."""
     half = values.shape[axis] // 2
     return torch.cat([values.narrow(axis, 0, half), others.narrow(axis, half, values.shape[axis] - half)], axis)
 
 
-def close(first, second):
+def close(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether nearly all elements agree to the tolerance that verdicts use."""
     far = (first - second).abs() > 1e-2 + 1e-2 * second.abs()
     return float(far.float().mean()) < 0.2
 
 
-def give_up(_signal, _frame):
+def give_up(_signal: Any, _frame: Any) -> None:
     raise TooSlow
 
 
-def main():
+def main() -> None:
     """Answer each line of standard input with a line; what a class prints goes elsewhere."""
     answers, sys.stdout = sys.stdout, sys.stderr
     signal.signal(signal.SIGALRM, give_up)

@@ -11,19 +11,20 @@ import select
 import subprocess
 import sys
 import threading
+from typing import Any
 
 CHILD = pathlib.Path(__file__).with_name("validate_standalone.py")
 # Far above what any piece takes at the sizes tried, so that a busy machine keeps the same classes as an idle one.
 SECONDS = 120
 
 
-def validate(candidates, processes):
+def validate(candidates: list[dict[str, Any]], processes: int) -> list[dict[str, Any]]:
     """A verdict for each candidate: `usage`, or None with `reason` and `detail`."""
-    verdicts = [None] * len(candidates)
+    verdicts: list[Any] = [None] * len(candidates)
     waiting = iter(range(len(candidates)))
     lock = threading.Lock()
 
-    def work():
+    def work() -> None:
         child = None
         while True:
             with lock:
@@ -50,7 +51,7 @@ def validate(candidates, processes):
 class Child:
     """One child process."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         # The child finds the helper modules where this process does.
         paths = os.pathsep.join(path for path in sys.path if path)
         self.process = subprocess.Popen(
@@ -62,13 +63,15 @@ class Child:
         )
         self.is_dead = False
 
-    def judge(self, candidate):
+    def judge(self, candidate: dict[str, Any]) -> dict[str, Any]:
         document = {key: candidate[key] for key in ("operator", "usages", "body", "path", "version")}
+        commands, output = self.process.stdin, self.process.stdout
+        assert commands is not None and output is not None
         try:
-            self.process.stdin.write(json.dumps(document).encode() + b"\n")
-            self.process.stdin.flush()
-            ready, _, _ = select.select([self.process.stdout], [], [], SECONDS)
-            answer = self.process.stdout.readline() if ready else None
+            commands.write(json.dumps(document).encode() + b"\n")
+            commands.flush()
+            ready, _, _ = select.select([output], [], [], SECONDS)
+            answer = output.readline() if ready else None
         except OSError:
             answer = b""
         if answer:
@@ -79,6 +82,6 @@ class Child:
         reason = ("too slow", f"took more than {SECONDS} s") if answer is None else ("crashes", f"exit status {code}")
         return {"usage": None, "reason": reason[0], "detail": reason[1]}
 
-    def close(self):
+    def close(self) -> None:
         self.process.stdin.close()
         self.process.wait()

@@ -5,11 +5,12 @@ the same model at other sizes is another program.
 """
 
 import ast
+from typing import Any
 
 import source as task_source
 
 
-def canonical_program(source):
+def canonical_program(source: Any) -> str:
     """Text that two programs share where they differ in chosen names, layout, comments, docstrings, annotations and
     forms of import alone."""
     tree = _Plain().visit(ast.parse(ast.unparse(source.tree)))
@@ -19,7 +20,7 @@ def canonical_program(source):
 class _Plain(ast.NodeTransformer):
     """Drops docstrings, annotations, imports and the arguments of `super`."""
 
-    def _strip(self, node):
+    def _strip(self, node: Any) -> ast.AST:
         self.generic_visit(node)
         text = task_source.docstring(node)
         kept = [statement for statement in node.body if statement is not text]
@@ -30,22 +31,22 @@ class _Plain(ast.NodeTransformer):
 
     visit_Module = visit_ClassDef = visit_FunctionDef = visit_AsyncFunctionDef = _strip
 
-    def visit_Import(self, node):
+    def visit_Import(self, node: ast.stmt) -> None:
         return None
 
     visit_ImportFrom = visit_Import
 
-    def visit_Call(self, node):
+    def visit_Call(self, node: ast.Call) -> ast.Call:
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id == "super":
             node.args = []
         return node
 
-    def visit_arg(self, node):
+    def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None
         return node
 
-    def visit_AnnAssign(self, node):
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.Assign | None:
         self.generic_visit(node)
         if node.value is None:
             return None
@@ -58,10 +59,10 @@ class _Renumber(ast.NodeTransformer):
 
     KEPT = frozenset(("self", "Model", "forward", "__init__", "get_inputs", "get_init_inputs", "super"))
 
-    def __init__(self, imports):
+    def __init__(self, imports: dict[str, str]) -> None:
         self.imports, self.numbers, self.bound = imports, {}, set()
 
-    def visit_Module(self, node):
+    def visit_Module(self, node: ast.Module) -> ast.Module:
         for inner in ast.walk(node):
             if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                 self.bound.add(inner.id)
@@ -75,25 +76,25 @@ class _Renumber(ast.NodeTransformer):
         self.generic_visit(node)
         return node
 
-    def _new(self, name):
+    def _new(self, name: str) -> str:
         if name not in self.bound:
             return self.imports.get(name, name)
         return f"name{self.numbers.setdefault(name, len(self.numbers))}"
 
-    def visit_Name(self, node):
+    def visit_Name(self, node: ast.Name) -> ast.Name:
         node.id = self._new(node.id)
         return node
 
-    def visit_arg(self, node):
+    def visit_arg(self, node: ast.arg) -> ast.arg:
         node.arg = self._new(node.arg)
         return node
 
-    def visit_keyword(self, node):
+    def visit_keyword(self, node: ast.keyword) -> ast.keyword:
         # A keyword names an argument of a library as often as one of the file; either way both programs use it alike.
         self.generic_visit(node)
         return node
 
-    def visit_Attribute(self, node):
+    def visit_Attribute(self, node: ast.Attribute) -> ast.Attribute | ast.Name:
         whole = task_source.dotted(node, self.imports)
         if whole and whole.startswith("torch."):
             return ast.Name(id=whole, ctx=node.ctx)
@@ -103,7 +104,7 @@ class _Renumber(ast.NodeTransformer):
             node.attr = self._new(node.attr)
         return node
 
-    def _named(self, node):
+    def _named(self, node: ast.ClassDef | ast.FunctionDef) -> ast.ClassDef | ast.FunctionDef:
         node.name = self._new(node.name)
         self.generic_visit(node)
         return node
@@ -111,5 +112,5 @@ class _Renumber(ast.NodeTransformer):
     visit_FunctionDef = visit_ClassDef = _named
 
 
-def _is_own(node):
+def _is_own(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Name) and node.value.id == "self"

@@ -13,10 +13,17 @@ Three questions, each a rule of its own, since each sees what the others can't:
 
 import collections
 import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import rules
 import signature
 import similarity
+
+if TYPE_CHECKING:
+    from references import Reference
+    from rule import Rule
+
 
 BINS = 20
 
@@ -24,7 +31,7 @@ BINS = 20
 class Contamination:
     """Compares tasks with references. `params` are the stage's, `skipped` the rules to leave out."""
 
-    def __init__(self, references, params, skipped):
+    def __init__(self, references: "list[Reference]", params: dict[str, Any], skipped: set[str]) -> None:
         self.references, self.params, self.skipped = references, params, skipped
         self._comparer = similarity.Comparer()
         self._structures = [(other.name, self._comparer.structure(other.source)) for other in references]
@@ -34,7 +41,7 @@ class Contamination:
         self._nearest = {}
         self.table = []
 
-    def judge(self, row):
+    def judge(self, row: rules.Row) -> "list[tuple[Rule, str]]":
         """(rule, detail) for each of the three rules that the row fails; adds the row to the table."""
         if not self.references or row.source is None:
             return []
@@ -51,7 +58,7 @@ class Contamination:
         }
         return [(rule, detail) for rule, detail in details.items() if detail and rule.name not in self.skipped]
 
-    def _entry(self, row):
+    def _entry(self, row: rules.Row) -> dict[str, Any]:
         structure = self._comparer.structure(row.source)
         if structure.key not in self._nearest:
             self._nearest[structure.key] = self._comparer.most_similar(structure, self._structures)
@@ -71,7 +78,7 @@ class Contamination:
             "same_graph": self._by_graph.get(row.facts["graph"], []),
         }
 
-    def as_json(self):
+    def as_json(self) -> dict[str, Any]:
         """What the report says: the distribution of the similarity, and how many tasks agree with a reference."""
         values = sorted(entry["similarity"] for entry in self.table)
         return {
@@ -88,7 +95,7 @@ class Contamination:
         }
 
 
-def rank(inputs):
+def rank(inputs: str) -> int:
     """The most dimensions that an input has, of the fact `inputs`."""
     try:
         return max((len(value["shape"]) for value in json.loads(inputs or "[]") if "shape" in value), default=0)
@@ -96,13 +103,13 @@ def rank(inputs):
         return 0
 
 
-def histogram(values):
+def histogram(values: list[float]) -> list[dict[str, float]]:
     """Counts of values from 0 to 1 in equal bins, each with its upper end; 1 itself is in the last."""
     counts = collections.Counter(min(int(value * BINS), BINS - 1) for value in values)
     return [{"to": round((place + 1) / BINS, 2), "tasks": counts.get(place, 0)} for place in range(BINS)]
 
 
-def _counts(entries, params):
+def _counts(entries: list[dict[str, Any]], params: dict[str, Any]) -> dict[str, int]:
     return {
         "tasks": len(entries),
         "similar": sum(entry["similarity"] > params["max_similarity"] for entry in entries),
@@ -112,11 +119,13 @@ def _counts(entries, params):
     }
 
 
-def _key(counts):
+def _key(counts: collections.Counter[str]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(counts.items()))
 
 
-def _group(references, key):
+def _group(
+    references: "list[Reference]", key: Callable[..., Any]
+) -> collections.defaultdict[str | tuple[Any, ...], list[str]]:
     groups = collections.defaultdict(list)
     for reference in references:
         value = key(reference)
@@ -125,5 +134,5 @@ def _group(references, key):
     return groups
 
 
-def _some(names):
+def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

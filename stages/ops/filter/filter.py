@@ -6,6 +6,7 @@ benchmark, `report` counts.
 """
 
 import importlib.util
+from typing import TYPE_CHECKING, Any
 
 import canonical
 import contamination
@@ -15,6 +16,9 @@ import references as reference_programs
 import report
 import rules
 import source as task_source
+
+if TYPE_CHECKING:
+    from rule import Rule
 
 NEEDED = [
     "task_id", "ops", "data_source", "code", "executes_eager", "executes_compiled", "random_ops", "reseed_abs",
@@ -26,7 +30,7 @@ NEEDED = [
 ]  # fmt: skip
 
 
-def read_measured(program):
+def read_measured(program: stage.Program) -> Any:
     import pyarrow.parquet
 
     table = pyarrow.parquet.read_table(program.inputs["measured"]["path"])
@@ -41,7 +45,7 @@ def read_measured(program):
     return table
 
 
-def read_references(program):
+def read_references(program: stage.Program) -> tuple[list[reference_programs.Reference], str | None]:
     """The programs below the input `references`, with what they do where that can be traced; and why it can't."""
     root = program.input_path("references")
     if root is None:
@@ -51,7 +55,7 @@ def read_references(program):
     return found, add_graphs(program, found)
 
 
-def add_graphs(program, found):
+def add_graphs(program: stage.Program, found: list[reference_programs.Reference]) -> str | None:
     """Trace references; returns why that was not done, or None."""
     if not program.params["trace_references"]:
         return "trace_references is off"
@@ -67,7 +71,7 @@ def add_graphs(program, found):
     return None
 
 
-def as_row(facts):
+def as_row(facts: dict[str, Any]) -> rules.Row:
     """What the rules see of a table's row."""
     try:
         return rules.Row(facts, task_source.parse(facts["code"] or ""))
@@ -78,13 +82,15 @@ def as_row(facts):
 class Judge:
     """Applies every rule, row by row; remembers what was kept, for duplicates."""
 
-    def __init__(self, params, references, untraced=None):
+    def __init__(
+        self, params: dict[str, Any], references: list[reference_programs.Reference], untraced: str | None = None
+    ) -> None:
         self.params, self.untraced = params, untraced
         self.skipped = set(params["skip"])
         self.contamination = contamination.Contamination(references, params, self.skipped)
         self.kept = {rule.name: {} for rule in rules.DUPLICATES}
 
-    def not_applied(self):
+    def not_applied(self) -> dict[str, str]:
         """Rules that were not applied, each with the reason."""
         without = dict.fromkeys(self.skipped, "left out by the parameter skip")
         if not self.contamination.references:
@@ -94,7 +100,7 @@ class Judge:
             without.setdefault(rules.CONTAMINATED_GRAPH.name, self.untraced)
         return without
 
-    def judge(self, facts):
+    def judge(self, facts: dict[str, Any]) -> "list[tuple[Rule, str]]":
         """(rule, detail) for each rule that the row fails, in the order of the rules."""
         row = as_row(facts)
         found = rules.failures(row, self.params, self.skipped) + self.contamination.judge(row)
@@ -103,7 +109,7 @@ class Judge:
             found = self.duplication(row)
         return found
 
-    def duplication(self, row):
+    def duplication(self, row: rules.Row) -> "list[tuple[Rule, str]]":
         forms = {
             rules.DUPLICATE: row.facts["code"],
             rules.SEMANTIC_DUPLICATE: canonical.canonical_program(row.source),
@@ -117,7 +123,7 @@ class Judge:
         return []
 
 
-def check_params(params):
+def check_params(params: dict[str, Any]) -> None:
     names = {rule.name for rule in rules.ALL_RULES}
     strangers = [name for name in params["skip"] if name not in names]
     if strangers:
@@ -126,7 +132,7 @@ def check_params(params):
         raise stage.StageError(f"min_ms {params['min_ms']} is above max_ms {params['max_ms']}", kind="params")
 
 
-def work(program):
+def work(program: stage.Program) -> None:
     import pyarrow.parquet
 
     check_params(program.params)

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 SECONDS_EACH = 60
 MOST_OPERATORS = 3000
@@ -31,7 +32,7 @@ def get_inputs():
 """
 
 
-def trace(codes, interpreter=sys.executable):
+def trace(codes: list[str], interpreter: str = sys.executable) -> list[dict[str, Any]] | None:
     """For each code a dict with `operators`, `graph` and `rank` (of the input with the most dimensions), or with
     `problem`. Or None where there is no torch."""
     try:
@@ -52,9 +53,9 @@ class TooLong(Exception):
     """More operators than are recorded."""
 
 
-def limited(trace_class):
+def limited(trace_class: type) -> type:
     class Limited(trace_class):
-        def __torch_dispatch__(self, *arguments, **words):
+        def __torch_dispatch__(self, *arguments: Any, **words: Any) -> Any:
             if len(self.operators) >= MOST_OPERATORS:
                 raise TooLong(f"more than {MOST_OPERATORS} operators")
             return super().__torch_dispatch__(*arguments, **words)
@@ -62,14 +63,14 @@ def limited(trace_class):
     return Limited
 
 
-def traced(code):
+def traced(code: str) -> dict[str, Any]:
     import torch
 
     import tensors
     from graph_trace import Trace
 
     with torch.device("meta"), torch.no_grad():
-        names = {"__name__": "reference"}
+        names: dict[str, Any] = {"__name__": "reference"}
         exec(compile(code, "reference", "exec"), names)
         model = names["Model"](*names.get("get_init_inputs", list)()).eval()
         inputs = [value.to("meta") if isinstance(value, torch.Tensor) else value for value in names["get_inputs"]()]
@@ -80,7 +81,7 @@ def traced(code):
     return {"operators": recorded.operators, "graph": recorded.digest(), "rank": max(ranks, default=0)}
 
 
-def in_a_fork(code):
+def in_a_fork(code: str) -> dict[str, Any]:
     """Answer through a pipe, so that neither an endless loop nor a crash of a reference ends the others."""
     receiver, sender = os.pipe()
     child = os.fork()
@@ -104,7 +105,7 @@ def in_a_fork(code):
         return {"problem": f"ended, or took longer than {SECONDS_EACH} s"}
 
 
-def main():
+def main() -> None:
     # What references print must not get among the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

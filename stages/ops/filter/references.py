@@ -13,6 +13,7 @@ paper's, is of the first three.
 import dataclasses
 import os
 import re
+from collections.abc import Iterator
 
 import cuda_agent_stage as stage
 import signature
@@ -33,7 +34,7 @@ class Reference:
     problem: str | None = None
 
 
-def read(root, levels):
+def read(root: str, levels: list[int]) -> tuple[list[Reference], int]:
     """The references below a path and how many programs were skipped for want of a class Model."""
     found, skipped = [], 0
     for name, code in _programs(root, levels):
@@ -53,7 +54,7 @@ def read(root, levels):
     return found, skipped
 
 
-def _programs(root, levels):
+def _programs(root: str, levels: list[int]) -> list[tuple[str, str]]:
     """(name, code) of every program, in an order that the file system has no say in."""
     tables = _files(root, ".parquet")
     folders = _level_folders(root)
@@ -67,7 +68,7 @@ def _programs(root, levels):
     return [(os.path.relpath(path, base), _text(path)) for path in paths]
 
 
-def _level_folders(root):
+def _level_folders(root: str) -> list[tuple[int, str]]:
     """(level, path) of the folders `level1`, … of a checkout or of its folder KernelBench; empty elsewhere."""
     for base in (os.path.join(root, "KernelBench"), root):
         names = os.listdir(base) if os.path.isdir(base) else []
@@ -77,7 +78,7 @@ def _level_folders(root):
     return []
 
 
-def _files(root, ending):
+def _files(root: str, ending: str) -> list[str]:
     if os.path.isfile(root):
         return [root] if root.endswith(ending) else []
     return sorted(
@@ -85,12 +86,12 @@ def _files(root, ending):
     )
 
 
-def _text(path):
+def _text(path: str) -> str:
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read()
 
 
-def _rows(path, levels):
+def _rows(path: str, levels: list[int]) -> Iterator[tuple[str, str]]:
     import pyarrow
     import pyarrow.parquet
 

@@ -6,15 +6,20 @@ and the tasks that it keeps in the place of those kept before it, so that the su
 
 import json
 import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rule import Rule
 
 
 class Funnel:
     """Counts per category."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.rows_in, self.kept, self.first, self.failing = {}, {}, {}, {}
 
-    def add(self, category, rules):
+    def add(self, category: str, rules: list[str]) -> None:
         """A row of a category with the names of the rules that it fails, in order."""
         self.rows_in[category] = self.rows_in.get(category, 0) + 1
         if not rules:
@@ -25,7 +30,7 @@ class Funnel:
         for rule in rules:
             self.failing[rule] = self.failing.get(rule, 0) + 1
 
-    def as_json(self, rules, params, without):
+    def as_json(self, rules: "list[Rule]", params: dict[str, Any], without: dict[str, str]) -> dict[str, Any]:
         """The whole summary; `without` says of each rule that was not applied why not."""
         return {
             "in": self.rows_in,
@@ -48,7 +53,7 @@ class Funnel:
         }
 
 
-def continued(before, summary, gone_rule):
+def continued(before: dict[str, Any], summary: dict[str, Any], gone_rule: str) -> dict[str, Any]:
     """One funnel out of that of the filter before and of this one, which took what that kept. Tasks that got lost
     between the two count for the rule `gone_rule` of this one. Raises ValueError where there are more than were
     kept."""
@@ -71,7 +76,7 @@ def continued(before, summary, gone_rule):
     }
 
 
-def rejected_row(facts, found):
+def rejected_row(facts: dict[str, Any], found: "list[tuple[Rule, str]]") -> dict[str, Any]:
     """A row of the table of rejected tasks: what it takes to look at the task again, and every rule that it fails with
     what that rule found."""
     rule, detail = found[0]
@@ -88,7 +93,7 @@ def rejected_row(facts, found):
     }
 
 
-def write(folder, summary):
+def write(folder: str, summary: dict[str, Any]) -> None:
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, "funnel.json"), "w", encoding="utf-8") as file:
         json.dump(summary, file, indent=1, sort_keys=True)
@@ -97,14 +102,14 @@ def write(folder, summary):
         file.write(markdown(summary))
 
 
-def _table(header, rows):
-    def line(cells):
+def _table(header: list[str], rows: list[list[int | str]]) -> str:
+    def line(cells: Sequence[object]):
         return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
     return "\n".join([line(header), line(["---"] * len(header)), *(line(row) for row in rows)])
 
 
-def markdown(summary):
+def markdown(summary: dict[str, Any]) -> str:
     categories = sorted(summary["in"])
     rules = [
         [
@@ -133,7 +138,7 @@ def markdown(summary):
     )
 
 
-def _degenerate(found, categories):
+def _degenerate(found: dict[str, dict[str, int]] | None, categories: list[str]) -> str:
     """Which degenerate answers would have passed for right ones."""
     if not found:
         return ""
@@ -149,7 +154,7 @@ def _degenerate(found, categories):
     )
 
 
-def _similarity(found):
+def _similarity(found: dict[str, Any] | None) -> str:
     """How like the references the tasks are."""
     if not found:
         return ""

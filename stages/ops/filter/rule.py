@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -11,6 +12,6 @@ class Rule:
 
     name: str
     reason: str
-    check: Callable | None
-    params: tuple = ()
+    check: Callable[..., Any] | None
+    params: tuple[str, ...] = ()
     detail: str = ""

@@ -7,6 +7,7 @@ not measured fails the rule that needs it: what is not known to be good is not k
 
 import dataclasses
 import json
+from typing import Any
 
 import signature as operators
 import source as task_source
@@ -17,38 +18,38 @@ from rule import Rule
 class Row:
     """What rules see of a row: the measured facts and the parsed source (None where it does not parse)."""
 
-    facts: dict
-    source: object = None
+    facts: dict[str, Any]
+    source: Any = None
     problem: str | None = None
 
 
-def _failure(facts, fallback):
+def _failure(facts: Any, fallback: Any) -> str:
     where = f" ({facts['error_stage']}, {facts['error_kind']})" if facts.get("error_stage") else ""
     return f"{facts.get('error') or fallback}{where}"
 
 
-def enough_memory(row, _):
+def enough_memory(row: Row, _: dict[str, Any]) -> str | None:
     return _failure(row.facts, "out of memory") if row.facts["error_kind"] == "memory" else None
 
 
-def enough_time(row, _):
+def enough_time(row: Row, _: dict[str, Any]) -> str | None:
     # Measuring ended there, so nothing else is known of it.
     return _failure(row.facts, "too slow") if row.facts["error_kind"] == "slow" else None
 
 
-def executes_eager(row, _):
+def executes_eager(row: Row, _: dict[str, Any]) -> str | None:
     return None if row.facts["executes_eager"] else _failure(row.facts, "forward does not run")
 
 
-def executes_compiled(row, _):
+def executes_compiled(row: Row, _: dict[str, Any]) -> str | None:
     return None if row.facts["executes_compiled"] else _failure(row.facts, "does not run under torch.compile")
 
 
-def readable(row, _):
+def readable(row: Row, _: dict[str, Any]) -> str | None:
     return row.problem
 
 
-def no_randomness(row, _):
+def no_randomness(row: Row, _: dict[str, Any]) -> str | None:
     facts = row.facts
     if facts["random_ops"] is None or facts["reseed_abs"] is None or facts["repeat_abs"] is None:
         return "not measured"
@@ -60,7 +61,7 @@ def no_randomness(row, _):
     return None
 
 
-def deterministic(row, params):
+def deterministic(row: Row, params: dict[str, Any]) -> str | None:
     facts = row.facts
     if facts["repeat_abs"] is None or facts["output_max"] is None or facts["output_min"] is None:
         return "not measured, or not finite"
@@ -71,15 +72,15 @@ def deterministic(row, params):
     return f"two runs differ by {facts['repeat_abs']:.3g}, allowed is {allowed:.3g}"
 
 
-def repeatable_inputs(row, _):
+def repeatable_inputs(row: Row, _: dict[str, Any]) -> str | None:
     return None if row.facts["inputs_repeatable"] else "the same seed draws other inputs"
 
 
-def finite(row, _):
+def finite(row: Row, _: dict[str, Any]) -> str | None:
     return None if row.facts["finite"] else "an output has NaN or infinities"
 
 
-def active(row, params):
+def active(row: Row, params: dict[str, Any]) -> str | None:
     top, zero, deviation = row.facts["output_top_share"], row.facts["output_zero_share"], row.facts["output_std"]
     if top is None or zero is None or deviation is None:
         return "not measured, or not finite"
@@ -92,7 +93,7 @@ def active(row, params):
     return None
 
 
-def stable(row, params):
+def stable(row: Row, params: dict[str, Any]) -> str | None:
     ratio = row.facts["seed_std_ratio"]
     if ratio is None:
         return "not measured, or a draw's output is constant or not finite"
@@ -101,15 +102,15 @@ def stable(row, params):
     return f"the output's standard deviation differs {ratio:.3g} times between draws"
 
 
-def static_shapes(row, _):
+def static_shapes(row: Row, _: dict[str, Any]) -> str | None:
     return "shapes of the outputs depend on values of the inputs" if row.facts["shapes_vary"] is not False else None
 
 
-def not_constant(row, _):
+def not_constant(row: Row, _: dict[str, Any]) -> str | None:
     return None if row.facts["output_constant"] is False else "each output holds one value only"
 
 
-def distinguishable(row, params):
+def distinguishable(row: Row, params: dict[str, Any]) -> str | None:
     relative, absolute = row.facts["fresh_rel"], row.facts["fresh_abs"]
     if relative is None or absolute is None:
         return "not measured, or not finite"
@@ -120,7 +121,7 @@ def distinguishable(row, params):
     return None
 
 
-def varied_inputs(row, _):
+def varied_inputs(row: Row, _: dict[str, Any]) -> str | None:
     fixed = row.facts["inputs_fixed"]
     if not fixed:
         return "no tensor input" if fixed is not None else "not measured"
@@ -128,7 +129,7 @@ def varied_inputs(row, _):
     return f"the same whatever the seed: tensor input {', '.join(numbers)}" if numbers else None
 
 
-def sensitive(row, params):
+def sensitive(row: Row, params: dict[str, Any]) -> str | None:
     facts = row.facts
     fixed, relative, share = facts["inputs_fixed"], facts["sensitivity_rel"], facts["sensitivity_share"]
     if fixed is None or relative is None or share is None:
@@ -144,7 +145,7 @@ def sensitive(row, params):
     return None
 
 
-def eager_time(row, params):
+def eager_time(row: Row, params: dict[str, Any]) -> str | None:
     milliseconds, low, high = row.facts["eager_ms"], params["min_ms"], params["max_ms"]
     if milliseconds is None:
         return "not measured"
@@ -153,7 +154,7 @@ def eager_time(row, params):
     return f"{milliseconds:.3g} ms is outside {low:g} to {high:g} ms"
 
 
-def compiled_agrees(row, params):
+def compiled_agrees(row: Row, params: dict[str, Any]) -> str | None:
     difference = row.facts["compiled_tolerance"]
     if difference is None:
         return "not measured, or not finite"
@@ -162,7 +163,7 @@ def compiled_agrees(row, params):
     return f"eager and compiled differ by {difference:.3g}, allowed is {params['compiled_tolerance']:g}"
 
 
-def modes_agree(row, params):
+def modes_agree(row: Row, params: dict[str, Any]) -> str | None:
     facts = row.facts
     if facts["train_error"]:
         return f"fails in train mode: {facts['train_error']}"
@@ -174,7 +175,7 @@ def modes_agree(row, params):
     return f"train and eval mode differ by {facts['train_abs']:.3g}"
 
 
-def declared_names(row):
+def declared_names(row: Row) -> list[str] | None:
     """The declared operators, or None where they are no list of names."""
     try:
         names = json.loads(row.facts["ops"])
@@ -184,7 +185,7 @@ def declared_names(row):
     return names if fits else None
 
 
-def declared_operators(row, _):
+def declared_operators(row: Row, _: dict[str, Any]) -> str | None:
     names = declared_names(row)
     if names is None:
         return "ops is not a JSON list of names"
@@ -192,7 +193,7 @@ def declared_operators(row, _):
     return f"declared and not used: {', '.join(missing)}" if missing else None
 
 
-def complete_operators(row, _):
+def complete_operators(row: Row, _: dict[str, Any]) -> str | None:
     names = declared_names(row)
     if names is None:
         return "ops is not a JSON list of names"
@@ -203,20 +204,20 @@ def complete_operators(row, _):
     return f"used and not declared: {operators.text(extra)}" if extra else None
 
 
-def right_category(row, _):
+def right_category(row: Row, _: dict[str, Any]) -> str | None:
     category, names = row.facts["data_source"], declared_names(row)
-    library, _, count = (category or "").partition("#")
+    library, _hash, count = (category or "").partition("#")
     if names is None or library != "torch":
         return None
     return None if count == str(len(names)) else f"{category} with {len(names)} declared operators"
 
 
-def used_modules(row, _):
+def used_modules(row: Row, _: dict[str, Any]) -> str | None:
     names = task_source.unused_modules(row.source)
     return f"made in __init__ and never used: {', '.join(names)}" if names else None
 
 
-def used_arguments(row, _):
+def used_arguments(row: Row, _: dict[str, Any]) -> str | None:
     for method in ("__init__", "forward"):
         names = task_source.unused_arguments(row.source, method)
         if names:
@@ -224,32 +225,32 @@ def used_arguments(row, _):
     return None
 
 
-def live_computation(row, _):
+def live_computation(row: Row, _: dict[str, Any]) -> str | None:
     names = task_source.dead_values(row.source)
     return f"computed in forward and never used: {', '.join(names)}" if names else None
 
 
-def self_contained(row, _):
+def self_contained(row: Row, _: dict[str, Any]) -> str | None:
     names = task_source.read_globals(row.source)
     return f"Model reads the module's {', '.join(names)} where an argument was meant" if names else None
 
 
-def no_constant_tensors(row, _):
+def no_constant_tensors(row: Row, _: dict[str, Any]) -> str | None:
     made = task_source.constant_tensors(row.source)
     return f"made anew from constants in each call: {', '.join(made)}" if made else None
 
 
-def no_literal_sizes(row, params):
+def no_literal_sizes(row: Row, params: dict[str, Any]) -> str | None:
     sizes = task_source.literal_sizes(row.source, params["max_literal"])
     return f"sizes that are no arguments: {', '.join(sizes)}" if sizes else None
 
 
-def no_pinned_batch(row, _):
+def no_pinned_batch(row: Row, _: dict[str, Any]) -> str | None:
     places = task_source.pinned_batch(row.source)
     return f"the batch size is fixed by {', '.join(places)}" if places else None
 
 
-def traced(row, _):
+def traced(row: Row, _: dict[str, Any]) -> str | None:
     return None if row.facts["graph"] else "not traced"
 
 
@@ -383,13 +384,13 @@ NEED_SOURCE = {
 }
 
 
-def failures(row, params, skipped):
+def failures(row: Row, params: dict[str, Any], skipped: set[str]) -> list[tuple[Rule, str]]:
     """Every rule of `RULES` that the row fails, as (rule, detail), in order."""
     found = []
     for rule in RULES:
         if rule.name in skipped or (row.source is None and rule.name in NEED_SOURCE):
             continue
-        detail = rule.check(row, params)
+        detail = rule.check(row, params) if rule.check else None
         if detail is not None:
             found.append((rule, detail))
     return found

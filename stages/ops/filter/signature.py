@@ -8,6 +8,7 @@ loop's body counts once.
 
 import ast
 import collections
+from typing import Any
 
 import source as task_source
 
@@ -69,7 +70,7 @@ COMPANIONS = {
 }
 
 
-def undeclared(source, names):
+def undeclared(source: task_source.Source, names: list[str]) -> collections.Counter[str]:
     """The operators that the code uses more often than they are declared, without the companions of those declared."""
     given = declared(names)
     allowed = {companion for name in given for companion in COMPANIONS.get(_family(name), "").split()}
@@ -77,12 +78,12 @@ def undeclared(source, names):
     return collections.Counter({name: count for name, count in extra.items() if name not in allowed})
 
 
-def _family(name):
+def _family(name: str) -> str:
     """`fft` for all of torch.fft; else the name."""
     return "fft" if name.endswith(("fft", "fft2", "fftn")) else name
 
 
-def signature(source):
+def signature(source: Any) -> collections.Counter[str]:
     """The operators that the classes and functions of a task's file mention, as a Counter."""
     found = collections.Counter()
     made = _names_of_modules(source)
@@ -94,17 +95,17 @@ def signature(source):
     return found
 
 
-def declared(names):
+def declared(names: list[str]) -> collections.Counter[str]:
     """The same of a list of declared operators."""
     return collections.Counter(name for name in map(canonical, names) if name not in NO_OPERATORS)
 
 
-def text(signature_counts):
+def text(signature_counts: collections.Counter[str]) -> str:
     """A signature for people: `add conv2d relu×2`."""
     return " ".join(f"{name}×{count}" if count > 1 else name for name, count in sorted(signature_counts.items()))
 
 
-def _names_of_modules(source):
+def _names_of_modules(source: task_source.Source) -> set[str]:
     """Attributes of `self`: calling one is using a module, which its construction has counted already."""
     return {
         node.attr
@@ -113,7 +114,9 @@ def _names_of_modules(source):
     }
 
 
-def _count(node, source, found, made, inside_init):
+def _count(
+    node: ast.AST, source: task_source.Source, found: collections.Counter[str], made: set[str], inside_init: bool
+) -> None:
     if isinstance(node, ast.FunctionDef):
         inside_init = node.name == "__init__"
     name = None
@@ -129,7 +132,7 @@ def _count(node, source, found, made, inside_init):
             _count(child, source, found, made, inside_init)
 
 
-def _is_arithmetic(node):
+def _is_arithmetic(node: Any) -> bool:
     """Arithmetic of sizes: every operand a number, or taken from a shape."""
     operands = (
         [node.left, node.right]
@@ -139,7 +142,7 @@ def _is_arithmetic(node):
     return all(_is_number(operand) for operand in operands)
 
 
-def _is_number(node):
+def _is_number(node: ast.expr) -> bool:
     if isinstance(node, ast.Constant):
         return True
     if isinstance(node, (ast.BinOp, ast.UnaryOp)):
@@ -149,7 +152,7 @@ def _is_number(node):
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("size", "dim")
 
 
-def _called(function, source, made, inside_init):
+def _called(function: ast.expr, source: task_source.Source, made: set[str], inside_init: bool) -> str | None:
     """The operator that a call stands for, or None."""
     whole = task_source.dotted(function, source.imports)
     last = function.attr if isinstance(function, ast.Attribute) else whole
@@ -167,7 +170,7 @@ def _called(function, source, made, inside_init):
     return None if name in NO_OPERATORS else name
 
 
-def canonical(name):
+def canonical(name: str) -> str:
     """An operator's last name in the one form: lower case, without underscores, aliases resolved."""
     plain = name.rpartition(".")[2].replace("_", "").lower()
     return ALIASES.get(plain, plain)

@@ -20,6 +20,8 @@ the values are equal to its four digits (`test_similarity.py` has pairs with the
 
 import ast
 import collections
+from collections.abc import Sequence
+from typing import Any
 
 import source as task_source
 
@@ -32,7 +34,7 @@ class Shape:
 
     __slots__ = ("children", "form", "key", "kind", "size")
 
-    def __init__(self, kind, children, key):
+    def __init__(self, kind: str, children: "list[Shape]", key: int) -> None:
         self.kind, self.children, self.key = kind, children, key
         self.form = (kind, len(children))
         self.size = 1 + sum(child.size for child in children)
@@ -41,7 +43,7 @@ class Shape:
 class Structure:
     """A class as its significant subtrees, by form: no two of different forms match at all."""
 
-    def __init__(self, shapes):
+    def __init__(self, shapes: list[Shape]) -> None:
         shapes = sorted(shapes, key=lambda shape: shape.key)
         self.groups = by_form(shapes)
         self.sizes = {
@@ -55,15 +57,15 @@ class Comparer:
     """Makes structures and compares them. What was found out about two shapes is remembered, and most classes share
     most of their shapes."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._shapes, self._matches = {}, {}
 
-    def structure(self, source):
+    def structure(self, source: Any) -> Structure:
         significant = []
         self._shape(source.model, significant)
         return Structure(significant)
 
-    def _shape(self, node, significant):
+    def _shape(self, node: ast.AST, significant: list[Shape]) -> Shape:
         children = [self._shape(child, significant) for child in children_that_count(node)]
         children.sort(key=lambda shape: shape.key)
         name = "Assign" if isinstance(node, ast.AnnAssign) else type(node).__name__
@@ -75,7 +77,7 @@ class Comparer:
             significant.append(shape)
         return shape
 
-    def similarity(self, left, right):
+    def similarity(self, left: Structure, right: Structure) -> float:
         matched = sum(
             WEIGHTS.get(form[0], 1.0) * self._assign(group, right.groups[form])
             for form, group in left.groups.items()
@@ -83,7 +85,7 @@ class Comparer:
         )
         return ratio(matched, left, right)
 
-    def most_similar(self, candidate, references):
+    def most_similar(self, candidate: Structure, references: list[tuple[str, Structure]]) -> tuple[str, float]:
         """The name of the first reference of the greatest similarity, and that similarity. `references` is a list of
         (name, structure) and not empty."""
         bounds = [upper_bound(candidate, reference) for _, reference in references]
@@ -97,7 +99,7 @@ class Comparer:
                 best = (name, value)
         return best
 
-    def _match(self, left, right):
+    def _match(self, left: Shape, right: Shape) -> int:
         """How many nodes of two shapes match."""
         if left is right:
             return left.size
@@ -108,7 +110,7 @@ class Comparer:
             self._matches[key] = 1 + self._assign(left.children, right.children)
         return self._matches[key]
 
-    def _assign(self, left, right):
+    def _assign(self, left: list[Shape], right: list[Shape]) -> int:
         """The most nodes that match when each tree of one list is assigned to at most one of the other. Both lists
         are ordered by key."""
         # Equal trees may always go to one another: a match through a third tree is never better.
@@ -123,14 +125,14 @@ class Comparer:
         return total
 
 
-def by_form(shapes):
+def by_form(shapes: list[Shape]) -> dict[tuple[str, int], list[Shape]]:
     groups = collections.defaultdict(list)
     for shape in shapes:
         groups[shape.form].append(shape)
     return dict(groups)
 
 
-def _pair_equals(left, right):
+def _pair_equals(left: list[Shape], right: list[Shape]) -> tuple[int, list[Shape], list[Shape]]:
     """The size of the trees that both lists have, and what is left of each list."""
     total, place, rest, other_rest = 0, 0, [], []
     for shape in left:
@@ -145,7 +147,7 @@ def _pair_equals(left, right):
     return total, rest, other_rest + right[place:]
 
 
-def children_that_count(node):
+def children_that_count(node: ast.AST) -> Sequence[ast.AST]:
     """The children of a node but for docstrings, annotations and the arguments of `super`."""
     if isinstance(node, ast.arg):
         return ()
@@ -160,12 +162,12 @@ def children_that_count(node):
     return children
 
 
-def ratio(matched, left, right):
+def ratio(matched: float, left: Structure, right: Structure) -> float:
     total = left.weight + right.weight
     return round(2 * matched / total, 4) if total else 1.0
 
 
-def upper_bound(left, right):
+def upper_bound(left: Structure, right: Structure) -> float:
     """A number that the similarity can't exceed: no tree matches in more nodes than the smaller of two has."""
     matched = 0
     for form, sizes in left.sizes.items():
@@ -174,7 +176,7 @@ def upper_bound(left, right):
     return ratio(matched, left, right)
 
 
-def greatest_sum(matrix):
+def greatest_sum(matrix: list[list[int]]) -> int:
     """The greatest sum of entries of which no two share a row or a column (Hungarian method with potentials)."""
     if len(matrix) > len(matrix[0]):
         matrix = [list(column) for column in zip(*matrix, strict=True)]
@@ -189,7 +191,7 @@ def greatest_sum(matrix):
     return sum(matrix[owner[column] - 1][column - 1] for column in range(1, columns + 1) if owner[column])
 
 
-def _augment(matrix, row_potential, column_potential, owner, previous):
+def _augment(matrix: list[list[int]], row_potential: Any, column_potential: Any, owner: Any, previous: Any) -> None:
     """Find a column for the row that waits at column 0, moving others along the cheapest path."""
     columns = len(matrix[0])
     least, used, column = [float("inf")] * (columns + 1), [False] * (columns + 1), 0

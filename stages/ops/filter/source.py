@@ -6,6 +6,8 @@ transformers class brings them, may have parts that nobody uses.
 
 import ast
 import functools
+from collections.abc import Iterator
+from typing import Any
 
 FUNCTIONAL_OPERATORS = {
     ast.MatMult: ("matmul", "mm", "bmm"),
@@ -37,12 +39,12 @@ class NotATask(Exception):
 class Source:
     """A parsed task."""
 
-    def __init__(self, tree, model):
+    def __init__(self, tree: ast.Module, model: ast.ClassDef) -> None:
         self.tree, self.model = tree, model
         self.methods = {node.name: node for node in model.body if isinstance(node, ast.FunctionDef)}
 
     @functools.cached_property
-    def imports(self):
+    def imports(self) -> dict[str, str]:
         """Local name to full dotted name, for everything that the file imports."""
         names = {}
         for node in ast.walk(self.tree):
@@ -56,11 +58,11 @@ class Source:
         return names
 
     @functools.cached_property
-    def classes(self):
+    def classes(self) -> set[str]:
         return {node.name for node in self.tree.body if isinstance(node, ast.ClassDef)}
 
     @functools.cached_property
-    def constants(self):
+    def constants(self) -> set[str]:
         """Names that the module's top level assigns."""
         names = set()
         for node in self.tree.body:
@@ -72,7 +74,7 @@ class Source:
         return names
 
 
-def parse(code):
+def parse(code: str) -> Source:
     """Read a task's file. Raises NotATask."""
     try:
         tree = ast.parse(code)
@@ -84,7 +86,7 @@ def parse(code):
     raise NotATask("the code defines no class Model")
 
 
-def docstring(node):
+def docstring(node: Any) -> ast.Expr | None:
     """The statement that is the docstring of a class or function, or None."""
     first = node.body[0] if node.body else None
     is_text = (
@@ -93,7 +95,7 @@ def docstring(node):
     return first if is_text else None
 
 
-def dotted(node, imports):
+def dotted(node: ast.expr, imports: dict[str, str]) -> str | None:
     """The full name of `nn.Linear` and the like, or None for what is no chain of names."""
     parts = []
     while isinstance(node, ast.Attribute):
@@ -104,17 +106,17 @@ def dotted(node, imports):
     return ".".join([imports.get(node.id, node.id), *reversed(parts)])
 
 
-def _arguments(method):
+def _arguments(method: ast.FunctionDef) -> list[str]:
     arguments = method.args
     named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     return [argument.arg for argument in named[1:] if not argument.arg.startswith("_")]
 
 
-def _read_names(node):
+def _read_names(node: ast.AST) -> set[str]:
     return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load)}
 
 
-def unused_arguments(source, method):
+def unused_arguments(source: Source, method: str) -> list[str]:
     """Arguments of a method of Model that its body never reads, or of `__init__` that it only puts into an attribute
     that nobody reads."""
     node = source.methods.get(method)
@@ -125,7 +127,7 @@ def unused_arguments(source, method):
     return [name for name in _arguments(node) if name not in read]
 
 
-def _idle_assignments(source):
+def _idle_assignments(source: Source) -> list[ast.Assign]:
     """Statements `self.a = b` of `__init__` whose attribute nobody reads."""
     read = _read_attributes(source)
     return [
@@ -139,7 +141,7 @@ def _idle_assignments(source):
     ]
 
 
-def _own_attributes(node, context):
+def _own_attributes(node: ast.AST, context: type) -> list[str]:
     return [
         inner.attr
         for inner in ast.walk(node)
@@ -150,11 +152,11 @@ def _own_attributes(node, context):
     ]
 
 
-def _builds_something(value):
+def _builds_something(value: ast.expr) -> bool:
     return any(isinstance(inner, ast.Call) for inner in ast.walk(value))
 
 
-def unused_modules(source):
+def unused_modules(source: Source) -> list[Any]:
     """Attributes that `__init__` gives a module or a parameter and that nothing that `forward` reaches reads."""
     start, read = source.methods.get("__init__"), _read_attributes(source)
     if start is None or read is None:
@@ -180,7 +182,7 @@ def unused_modules(source):
 REGISTER = ("self.register_buffer", "self.register_parameter", "self.add_module")
 
 
-def _read_attributes(source):
+def _read_attributes(source: Source) -> set[str] | None:
     """Attributes of `self` that `forward`, the methods that it calls, or a value in `__init__` read; None where they
     may be read by name. A statement of `__init__` that only initialises an attribute is no use of it."""
     if any(
@@ -198,7 +200,7 @@ def _read_attributes(source):
     return {name for node in nodes for name in _own_attributes(node, ast.Load)}
 
 
-def _reached_methods(source):
+def _reached_methods(source: Source) -> set[str]:
     """Methods of Model that `forward` calls or names, and `forward`. All of them where there is no forward."""
     if "forward" not in source.methods:
         return set(source.methods)
@@ -211,7 +213,7 @@ def _reached_methods(source):
     return reached
 
 
-def dead_values(source):
+def dead_values(source: Source) -> list[str]:
     """Local variables of `forward` that are assigned and never read, or assigned anew before anybody read them: their
     computation is dead. So is a call whose result is thrown away."""
     node = source.methods.get("forward")
@@ -235,7 +237,7 @@ def dead_values(source):
     return list(dict.fromkeys([*unread, *_overwritten(node.body), *bare]))
 
 
-def _overwritten(statements):
+def _overwritten(statements: list[ast.stmt]) -> list[Any]:
     """Variables that a straight line of statements assigns and does not read before it assigns them again or ends."""
     waiting, found = set(), []
     for statement in statements:
@@ -250,7 +252,7 @@ def _overwritten(statements):
     return found + sorted(waiting)
 
 
-def _is_pure_call(node, imports):
+def _is_pure_call(node: ast.expr, imports: dict[str, str]) -> bool:
     """A call as a statement of its own whose result is thrown away, of a function that writes into nothing."""
     if not isinstance(node, ast.Call):
         return False
@@ -263,7 +265,7 @@ def _is_pure_call(node, imports):
     )
 
 
-def read_globals(source):
+def read_globals(source: Source) -> list[Any]:
     """Constants of the module that Model reads: they should be arguments of `__init__`."""
     local = {
         argument.arg
@@ -286,7 +288,7 @@ TENSOR_MAKERS = {
 }
 
 
-def constant_tensors(source):
+def constant_tensors(source: Source) -> list[str]:
     """Tensors that a method other than `__init__` makes from constants and attributes alone: they are the same in
     every call and belong into a buffer. Sizes taken from an input are fine."""
     return [
@@ -299,7 +301,7 @@ def constant_tensors(source):
     ]
 
 
-def _methods_of_all_classes(source):
+def _methods_of_all_classes(source: Source) -> list[ast.FunctionDef]:
     return [
         method
         for body in source.tree.body
@@ -309,7 +311,7 @@ def _methods_of_all_classes(source):
     ]
 
 
-def _takes_a_local(call, method):
+def _takes_a_local(call: ast.Call, method: ast.FunctionDef) -> bool:
     """Whether what a call makes depends on an argument or a variable of the method, its device and type aside."""
     local = {argument.arg for argument in ast.walk(method.args) if isinstance(argument, ast.arg)} - {"self"}
     local |= {node.id for node in ast.walk(method) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
@@ -317,7 +319,7 @@ def _takes_a_local(call, method):
     return any(local & _read_names(value) for value in values)
 
 
-def literal_sizes(source, limit):
+def literal_sizes(source: Source, limit: float) -> list[str]:
     """Integers above the limit among the arguments of calls in Model: sizes that nobody can set. Defaults of
     arguments are no such thing."""
     return [
@@ -330,7 +332,7 @@ def literal_sizes(source, limit):
     ]
 
 
-def _integers(values):
+def _integers(values: list[ast.expr]) -> Iterator[int]:
     """Integers that are values themselves or items of tuples and lists, not those of calls and sums within."""
     for value in values:
         if isinstance(value, (ast.Tuple, ast.List)):
@@ -339,7 +341,7 @@ def _integers(values):
             yield value.value
 
 
-def pinned_batch(source):
+def pinned_batch(source: Source) -> list[str]:
     """Where Model fixes the number of samples: an argument of `__init__` for it, or a `view` or `expand` of the first
     dimension to a number."""
     start = source.methods.get("__init__")
@@ -357,7 +359,7 @@ def pinned_batch(source):
     return found
 
 
-def used_operators(source):
+def used_operators(source: Source) -> set[str]:
     """The last words of every operator that the file's classes use: functions and classes of torch by their full
     names, methods, classes of the file itself, and what Python's own operators stand for."""
     used = set(source.classes)
@@ -375,7 +377,7 @@ def used_operators(source):
     return used
 
 
-def undeclared(source, operators):
+def undeclared(source: Source, operators: list[str]) -> list[str]:
     """The declared operators that the code does not use."""
     used = used_operators(source)
     return [name for name in operators if name.rpartition(".")[2] not in used]

@@ -7,6 +7,8 @@ torch. They are no wall: a task that gets by them runs in a process that has wal
 
 import ast
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import source as task_source
 
@@ -49,7 +51,7 @@ BUILDING = {
 }
 
 
-def extract_code(text):
+def extract_code(text: str) -> str | None:
     """The Python file in an answer, or None: the longest block with a class Model, or a bare file."""
     text = re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL)
     blocks = re.findall(r"^[ \t]*```[\w+-]*[ \t]*\n(.*?)^[ \t]*```[ \t]*$", text, flags=re.DOTALL | re.MULTILINE)
@@ -61,7 +63,7 @@ def extract_code(text):
     return None
 
 
-def problems(code, operators):
+def problems(code: str, operators: list[str]) -> list[str]:
     """What is wrong with a file that is to apply `operators`, most important first; empty where nothing is."""
     if len(code) > MOST_CHARACTERS:
         return [f"it has more than {MOST_CHARACTERS} characters"]
@@ -75,11 +77,11 @@ def problems(code, operators):
     return found[:MOST_PROBLEMS]
 
 
-def _at(node):
+def _at(node: ast.stmt | ast.expr | ast.alias) -> str:
     return f"line {node.lineno}: "
 
 
-def _outline(source):
+def _outline(source: task_source.Source) -> Iterator[str]:
     """Only definitions at the top level: importing the file runs nothing."""
     kinds = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.Assign, ast.AnnAssign)
     for node in source.tree.body:
@@ -88,7 +90,7 @@ def _outline(source):
             yield _at(node) + "only imports, constants, classes and functions belong at the top level of the file"
 
 
-def _imports(source):
+def _imports(source: task_source.Source) -> Iterator[str]:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -103,7 +105,7 @@ def _imports(source):
                 yield _at(node) + f"{name} is imported; only torch and its nn may be"
 
 
-def _forbidden(source):
+def _forbidden(source: task_source.Source) -> Iterator[str]:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Name) and (node.id in FORBIDDEN_NAMES or _is_dunder(node.id)):
             yield _at(node) + f"{node.id} can't be used"
@@ -118,11 +120,11 @@ def _forbidden(source):
             yield _at(node) + f"{type(node).__name__} can't be used"
 
 
-def _is_dunder(name):
+def _is_dunder(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def _contract(source):
+def _contract(source: task_source.Source) -> Iterator[str]:
     """What callers of a task rely on."""
     functions = {node.name: node for node in source.tree.body if isinstance(node, ast.FunctionDef)}
     for name in ("get_inputs", "get_init_inputs"):
@@ -141,7 +143,7 @@ def _contract(source):
         yield "get_inputs() does not use batch_size"
 
 
-def constants_of(tree):
+def constants_of(tree: ast.Module) -> dict[str, int]:
     """The top level's assignments of plain values to single names."""
     found = {}
     for node in tree.body:
@@ -152,11 +154,11 @@ def constants_of(tree):
     return found
 
 
-def _names(node):
+def _names(node: ast.FunctionDef) -> set[str]:
     return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
 
 
-def _operators(source, operators):
+def _operators(source: task_source.Source, operators: list[str]) -> Iterator[str]:
     """Every operator that was asked for is used, and nothing else that computes."""
     missing = task_source.undeclared(source, operators)
     if missing:
@@ -169,7 +171,7 @@ def _operators(source, operators):
             yield f"{name} uses {', '.join(extra)}, which {'is' if len(extra) == 1 else 'are'} not among the operators"
 
 
-def _computing(method, source, allowed):
+def _computing(method: ast.FunctionDef, source: task_source.Source, allowed: set[str]) -> Iterator[str]:
     """Names of calls and signs in a method that compute something beyond `allowed`."""
     values = _tensor_names(method)
     for node in ast.walk(method):
@@ -180,7 +182,7 @@ def _computing(method, source, allowed):
             root = name.split(".")[0] if name else None
             of_tensor = isinstance(node.func, ast.Attribute) and (name is None or root in values)
             if (of_torch or of_tensor) and word not in allowed and not _is_dunder(word):
-                yield name if of_torch else f".{word}()"
+                yield name if name and of_torch else f".{word}()"
         elif isinstance(node, (ast.BinOp, ast.AugAssign)):
             sides = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.target, node.value]
             meanings = task_source.FUNCTIONAL_OPERATORS.get(type(node.op), (type(node.op).__name__.lower(),))
@@ -192,14 +194,14 @@ def _computing(method, source, allowed):
 NUMBERS = ("size", "dim", "numel", "len", "int")
 
 
-def _is_tensor(node, values):
+def _is_tensor(node: ast.expr, values: Any) -> bool:
     """Whether an operand is a tensor: a name that holds one, or what a module or a function returns."""
     if isinstance(node, ast.Call):
         return getattr(node.func, "attr", getattr(node.func, "id", "")) not in NUMBERS
     return isinstance(node, ast.Name) and node.id in values
 
 
-def _tensor_names(method):
+def _tensor_names(method: ast.FunctionDef) -> set[str]:
     """Names in `forward` that hold tensors: its arguments, and what calls of modules and functions return."""
     if method.name != "forward":
         return set()
@@ -215,7 +217,7 @@ def _tensor_names(method):
     return names - {"self"}
 
 
-def _waste(source):
+def _waste(source: task_source.Source) -> Iterator[str]:
     """The defects of the released set that the source shows; the filter has the same rules."""
     for method in ("__init__", "forward"):
         unused = task_source.unused_arguments(source, method)

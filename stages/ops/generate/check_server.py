@@ -7,6 +7,8 @@ import secrets
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -18,11 +20,11 @@ class CheckUnavailable(Exception):
 class CheckServer:
     """One process with torch in it; used by one thread at a time."""
 
-    def __init__(self, folder, environment):
+    def __init__(self, folder: str, environment: dict[str, str]) -> None:
         self.scratch = tempfile.mkdtemp(prefix="scratch-", dir=folder)
         self._environment, self._process = environment, None
 
-    def check(self, job):
+    def check(self, job: dict[str, Any]) -> dict[str, Any]:
         job = {**job, "scratch": self.scratch, "user": secrets.randbelow(1 << 30), "walls": True}
         for _ in range(2):
             try:
@@ -36,7 +38,7 @@ class CheckServer:
                 reason = error
         raise CheckUnavailable(f"the process that checks tasks does not work: {reason}")
 
-    def _start(self):
+    def _start(self) -> None:
         if self._process is not None and self._process.poll() is None:
             return
         self._process = subprocess.Popen(
@@ -50,18 +52,18 @@ class CheckServer:
         if "ready" not in self._answer():
             raise ValueError("it did not get ready")
 
-    def _ask(self, job):
+    def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         return self._answer()
 
-    def _answer(self):
+    def _answer(self) -> dict[str, Any]:
         line = self._process.stdout.readline()
         if not line:
             raise ValueError(f"it ended with code {self._process.wait()}")
         return json.loads(line)
 
-    def stop(self):
+    def stop(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -73,7 +75,15 @@ class CheckServer:
 class CheckPool:
     """`size` servers, each started when it is first needed."""
 
-    def __init__(self, size, folder, log, *, time_limit_s=60.0, memory_bytes=3 << 30):
+    def __init__(
+        self,
+        size: int,
+        folder: str,
+        log: Callable[..., Any],
+        *,
+        time_limit_s: float = 60.0,
+        memory_bytes: int = 3 << 30,
+    ) -> None:
         # Nothing of the engine's, and no key: tasks are somebody else's code.
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("CUDA_AGENT_", "LLM_"))
@@ -86,7 +96,7 @@ class CheckPool:
         for server in self._servers:
             self._free.put(server)
 
-    def check(self, code, seed):
+    def check(self, code: str, seed: int) -> dict[str, Any]:
         """`{"problem": None, "work", "batch_size"}`, or a problem in words. Raises CheckUnavailable."""
         server = self._free.get()
         try:
@@ -102,6 +112,6 @@ class CheckPool:
             )
         return facts
 
-    def stop(self):
+    def stop(self) -> None:
         for server in self._servers:
             server.stop()

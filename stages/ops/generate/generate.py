@@ -17,6 +17,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import answer_rules
 import cuda_agent_stage as stage
@@ -35,7 +37,7 @@ METRIC_SECONDS = 5.0
 class Tally:
     """What happened so far, for the log, the metrics and the end; threads share one."""
 
-    def __init__(self, program, clock=time.monotonic):
+    def __init__(self, program: stage.Program, clock: Callable[[], float] = time.monotonic) -> None:
         self._program, self._clock, self._lock = program, clock, threading.Lock()
         self._started = self._reported = self._measured = clock()
         self.rows = {"valid": 0, "repaired": 0, "rejected": 0, "failed": 0}
@@ -43,7 +45,7 @@ class Tally:
         self.cost_usd = None
         self.total = program.by_row.get("total") if program.by_row else None
 
-    def call(self, reply, cost):
+    def call(self, reply: llm_client.Reply, cost: float | None) -> None:
         with self._lock:
             self.prompt_tokens += reply.prompt_tokens or 0
             self.completion_tokens += reply.completion_tokens or 0
@@ -51,12 +53,12 @@ class Tally:
                 self.cost_usd = (self.cost_usd or 0.0) + cost
         self._now_and_then()
 
-    def row(self, outcome):
+    def row(self, outcome: str) -> None:
         with self._lock:
             self.rows[outcome] += 1
         self._now_and_then()
 
-    def _now_and_then(self):
+    def _now_and_then(self) -> None:
         now = self._clock()
         with self._lock:
             measure, report = now - self._measured > METRIC_SECONDS, now - self._reported > REPORT_SECONDS
@@ -67,10 +69,10 @@ class Tally:
         if report:
             self._program.log(self.text())
 
-    def tokens_per_s(self):
+    def tokens_per_s(self) -> float:
         return self.completion_tokens / max(1e-9, self._clock() - self._started)
 
-    def metrics(self):
+    def metrics(self) -> None:
         for name, value in self.rows.items():
             self._program.metric(f"llm/{name}", value)
         self._program.metric("llm/prompt_tokens", self.prompt_tokens)
@@ -79,7 +81,7 @@ class Tally:
         if self.cost_usd is not None:
             self._program.metric("llm/cost_usd", round(self.cost_usd, 6))
 
-    def text(self):
+    def text(self) -> str:
         done = sum(self.rows.values())
         of = f" of {self.total}" if self.total else ""
         counts = ", ".join(f"{count} {name}" for name, count in self.rows.items() if count)
@@ -90,14 +92,30 @@ class Tally:
         )
 
 
+class Answer(NamedTuple):
+    """What `Program.answer` takes."""
+
+    status: Literal["done", "rejected", "failed"]
+    reason: str | None
+    detail: str | None
+    outputs: dict[str, Any]
+
+
 class Writer:
     """Turns one request into one answer of the stage."""
 
-    def __init__(self, params, prompts, client, checks, tally):
+    def __init__(
+        self,
+        params: dict[str, Any],
+        prompts: dict[str, str],
+        client: llm_client.Client,
+        checks: CheckPool,
+        tally: Tally,
+    ) -> None:
         self.params, self.prompts = params, prompts
         self.client, self.checks, self.tally = client, checks, tally
 
-    def write(self, row):
+    def write(self, row: stage.Row) -> Answer:
         """`(status, reason, detail, outputs)` of a row, after at most 1 + repair_rounds calls."""
         columns = row["columns"]
         operators = json.loads(columns["ops"])
@@ -110,15 +128,15 @@ class Writer:
             code, facts = self.judge(reply, operators, seed)
             calls.append(self.record(attempt, messages[-1]["content"], reply, facts["problem"]))
             if facts["problem"] is None:
-                return "done", None, None, {"tasks": [self.task(code, facts, calls)], "answers": calls}
+                return Answer("done", None, None, {"tasks": [self.task(code, facts, calls)], "answers": calls})
             messages = [
                 *messages,
                 {"role": "assistant", "content": reply.text or "(no answer)"},
                 {"role": "user", "content": fill(self.prompts, "repair.md", **values, problem=facts["problem"])},
             ]
-        return "rejected", "invalid", calls[-1]["problem"], {"answers": calls}
+        return Answer("rejected", "invalid", calls[-1]["problem"], {"answers": calls})
 
-    def judge(self, reply, operators, seed):
+    def judge(self, reply: llm_client.Reply, operators: list[str], seed: int) -> tuple[str | None, dict[str, Any]]:
         """`(code, facts)`; facts["problem"] is null where the answer is a task."""
         code = answer_rules.extract_code(reply.text)
         if reply.finish_reason in CUT_OFF and code is None:
@@ -130,7 +148,7 @@ class Writer:
             return code, {"problem": "; ".join(found)}
         return code, self.checks.check(code, seed)
 
-    def record(self, attempt, request, reply, problem):
+    def record(self, attempt: int, request: str, reply: llm_client.Reply, problem: str | None) -> dict[str, Any]:
         cost = cost_of(self.client.endpoint, reply)
         self.tally.call(reply, cost)
         return {
@@ -147,7 +165,7 @@ class Writer:
             "problem": problem,
         }
 
-    def task(self, code, facts, calls):
+    def task(self, code: str | None, facts: dict[str, Any], calls: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "code": code,
             "estimate_ms": None,
@@ -161,22 +179,22 @@ class Writer:
         }
 
 
-def total(calls, name):
+def total(calls: list[dict[str, Any]], name: str) -> int | None:
     """The sum over a row's calls; null where one is not known."""
     values = [call[name] for call in calls]
     return None if None in values else sum(values)
 
 
-def cost_of(endpoint, reply):
+def cost_of(endpoint: llm_client.Endpoint, reply: llm_client.Reply) -> float | None:
     """What a call cost in US dollars, or null where the endpoint has no prices or reports no tokens."""
-    prices = endpoint.usd_per_million_input, endpoint.usd_per_million_output
-    tokens = reply.prompt_tokens, reply.completion_tokens
-    if None in prices or None in tokens:
+    price_in, price_out = endpoint.usd_per_million_input, endpoint.usd_per_million_output
+    tokens_in, tokens_out = reply.prompt_tokens, reply.completion_tokens
+    if price_in is None or price_out is None or tokens_in is None or tokens_out is None:
         return None
-    return sum(price * count for price, count in zip(prices, tokens, strict=True)) / 1e6
+    return (price_in * tokens_in + price_out * tokens_out) / 1e6
 
 
-def read_rows(inbox, descriptor=0):
+def read_rows(inbox: queue.SimpleQueue[Any], descriptor: int = 0) -> None:
     """Put each row that comes over standard input into the inbox. Not through sys.stdin: a thread that waits in it
     would keep the interpreter from ending."""
     rest = b""
@@ -187,7 +205,7 @@ def read_rows(inbox, descriptor=0):
     inbox.put(("end", None))
 
 
-def serve(program, writer, tally, stop, concurrency):
+def serve(program: stage.Program, writer: Writer, tally: Tally, stop: threading.Event, concurrency: int) -> None:
     """Answer rows until the engine has no more. An error that no row is at fault for ends all of it."""
     inbox, jobs = queue.SimpleQueue(), queue.SimpleQueue()
     threading.Thread(target=read_rows, args=(inbox,), daemon=True).start()
@@ -208,7 +226,9 @@ def serve(program, writer, tally, stop, concurrency):
             raise value
 
 
-def work_off(program, writer, tally, jobs, inbox):
+def work_off(
+    program: stage.Program, writer: Writer, tally: Tally, jobs: queue.SimpleQueue[Any], inbox: queue.SimpleQueue[Any]
+) -> None:
     """One thread: takes rows, answers them, and reports what stops the stage."""
     while True:
         row = jobs.get()
@@ -225,23 +245,23 @@ def work_off(program, writer, tally, jobs, inbox):
             inbox.put(("error", error))
 
 
-def answer_row(program, writer, tally, row):
+def answer_row(program: stage.Program, writer: Writer, tally: Tally, row: stage.Row) -> None:
     try:
-        status, reason, detail, outputs = writer.write(row)
+        answer = writer.write(row)
     except llm_client.CallFailed as error:
-        status, reason, detail, outputs = "failed", "endpoint", str(error), {}
+        answer = Answer("failed", "endpoint", str(error), {})
     except llm_client.Refused as error:
-        status, reason, detail, outputs = "rejected", "refused by the endpoint", str(error), {}
+        answer = Answer("rejected", "refused by the endpoint", str(error), {})
     except CheckUnavailable as error:
-        status, reason, detail, outputs = "failed", "check", str(error), {}
-    program.answer(row, outputs, status=status, reason=reason, detail=detail)
-    outcome = status
-    if status == "done":
-        outcome = "valid" if outputs["tasks"][0]["attempts"] == 1 else "repaired"
+        answer = Answer("failed", "check", str(error), {})
+    program.answer(row, answer.outputs, status=answer.status, reason=answer.reason, detail=answer.detail)
+    outcome: str = answer.status
+    if answer.status == "done":
+        outcome = "valid" if answer.outputs["tasks"][0]["attempts"] == 1 else "repaired"
     tally.row(outcome)
 
 
-def find_endpoint(params):
+def find_endpoint(params: dict[str, Any]) -> llm_client.Endpoint:
     text = os.environ.get("LLM_ENDPOINT", "")
     if text.strip() == REPLAY_ONLY:
         raise stage.StageError(
@@ -253,7 +273,7 @@ def find_endpoint(params):
     return llm_client.parse_endpoint(text, params["api"])
 
 
-def check_params(params):
+def check_params(params: dict[str, Any]) -> None:
     if not params["model"].strip():
         raise stage.StageError(
             "the parameter model is empty", kind="params", hint="the name that the endpoint knows the model by"
@@ -267,7 +287,7 @@ def check_params(params):
         )
 
 
-def work(program):
+def work(program: stage.Program) -> None:
     params = program.params
     check_params(params)
     prompts = load_prompts(program.input_path("prompts"))

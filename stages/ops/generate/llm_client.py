@@ -20,8 +20,13 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cuda_agent_stage as stage
+
+if TYPE_CHECKING:
+    from rate_limit import Pace
 
 DEFAULT_URLS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com"}
 ANTHROPIC_VERSION = "2023-06-01"
@@ -38,9 +43,10 @@ REFUSED = {400, 413, 422}
 
 
 class EndpointError(Exception):
-    def __init__(self, message, hint=None, kind="environment"):
+    def __init__(self, message: str, hint: str | None = None, kind: stage.ErrorKind = "environment") -> None:
         super().__init__(message)
-        self.message, self.hint, self.kind = message, hint, kind
+        self.message, self.hint = message, hint
+        self.kind: stage.ErrorKind = kind
 
 
 class CallFailed(Exception):
@@ -83,7 +89,7 @@ class Reply:
     retries: int
 
 
-def parse_endpoint(text, api):
+def parse_endpoint(text: str, api: str) -> Endpoint:
     """`LLM_ENDPOINT`: a URL, or a JSON object with the fields of Endpoint. Empty is the API's own address."""
     hint = "LLM_ENDPOINT is a URL such as http://127.0.0.1:8080/v1, or a JSON object with base_url; docs/generate.md"
     text = (text or "").strip()
@@ -94,12 +100,13 @@ def parse_endpoint(text, api):
         except json.JSONDecodeError as error:
             raise stage.StageError(f"LLM_ENDPOINT is not JSON: {error}", kind="params", hint=hint) from error
     known = {field.name: field for field in dataclasses.fields(Endpoint)}
+    value: Any
     for name, value in fields.items():
         if name not in known:
             raise stage.StageError(
                 f"LLM_ENDPOINT: unknown field {name!r}", kind="params", hint=f"it has {', '.join(known)}"
             )
-        wanted = str if name == "base_url" else (int if known[name].type is int else (int, float))
+        wanted: Any = str if name == "base_url" else (int if known[name].type is int else (int, float))
         if isinstance(value, bool) or not isinstance(value, wanted) or (name != "base_url" and value < 0):
             raise stage.StageError(f"LLM_ENDPOINT: {name} can't be {value!r}", kind="params", hint=hint)
     endpoint = Endpoint(**{**fields, "base_url": fields.get("base_url") or DEFAULT_URLS[api]})
@@ -110,7 +117,7 @@ def parse_endpoint(text, api):
     return dataclasses.replace(endpoint, base_url=checked_url(endpoint.base_url, hint))
 
 
-def checked_url(url, hint):
+def checked_url(url: str, hint: str) -> str:
     parts = urllib.parse.urlsplit(url)
     try:
         _ = parts.port  # reading it checks it
@@ -127,7 +134,9 @@ def checked_url(url, hint):
     return url.rstrip("/")
 
 
-def build_request(api, endpoint, params, messages, seed, key):
+def build_request(
+    api: str, endpoint: Endpoint, params: dict[str, Any], messages: list[dict[str, str]], seed: int, key: str | None
+) -> tuple[str, dict[str, str], dict[str, Any]]:
     """`(url, headers, body)` of one call. `messages` begins with the system's."""
     headers = {"content-type": "application/json", "accept": "application/json", "user-agent": "cuda-agent"}
     body = {"model": params["model"], "max_tokens": params["max_tokens"], "temperature": params["temperature"]}
@@ -149,8 +158,18 @@ def build_request(api, endpoint, params, messages, seed, key):
     return endpoint.base_url + below, headers, body
 
 
-def read_reply(api, answer):
-    """`(text, finish reason, model, prompt tokens, completion tokens)`; raises ValueError for what is no answer."""
+class Answered(NamedTuple):
+    """What an answer of either format says."""
+
+    text: str
+    finish_reason: str | None
+    model: str | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
+def read_reply(api: str, answer: dict[str, Any]) -> Answered:
+    """Raises ValueError for what is no answer."""
     try:
         usage = answer.get("usage") or {}
         if api == "anthropic":
@@ -159,16 +178,16 @@ def read_reply(api, answer):
             cached = [usage.get(f"cache_{what}_input_tokens") for what in ("creation", "read")]
             prompt = usage.get("input_tokens")
             prompt = prompt if prompt is None else prompt + sum(count or 0 for count in cached)
-            return text, answer.get("stop_reason"), answer.get("model"), prompt, usage.get("output_tokens")
+            return Answered(text, answer.get("stop_reason"), answer.get("model"), prompt, usage.get("output_tokens"))
         choice = answer["choices"][0]
         text = choice["message"].get("content") or ""
         counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        return text, choice.get("finish_reason"), answer.get("model"), *counts
+        return Answered(text, choice.get("finish_reason"), answer.get("model"), *counts)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"not an answer in the format of {api} ({type(error).__name__}: {error})") from error
 
 
-def error_message(content, key):
+def error_message(content: bytes, key: str | None) -> str:
     """What an error's body says, in one line, without the key (servers quote parts of a refused one)."""
     text = content.decode("utf-8", errors="replace")
     try:
@@ -181,7 +200,7 @@ def error_message(content, key):
     return text.replace(key, "[key]") if key else text
 
 
-def retry_after(headers, now=time.time):
+def retry_after(headers: Any, now: Callable[[], float] = time.time) -> float | None:
     """Seconds of the header Retry-After, as a number or a date, or None."""
     value = headers.get("retry-after")
     if value is None:
@@ -201,14 +220,14 @@ def retry_after(headers, now=time.time):
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """A redirect would send the key to another address."""
 
-    def redirect_request(self, *_):
+    def redirect_request(self, *_: Any) -> None:
         return None
 
 
 class _Retry(Exception):
     """One try did not succeed; another may."""
 
-    def __init__(self, message, wait=None, busy=False):
+    def __init__(self, message: str, wait: float | None = None, busy: bool = False) -> None:
         super().__init__(message)
         self.wait, self.busy = wait, busy
 
@@ -216,7 +235,16 @@ class _Retry(Exception):
 class Client:
     """Threads share one. `stop` is set when nothing more is to be called."""
 
-    def __init__(self, api, endpoint, params, key, pace, log, stop):
+    def __init__(
+        self,
+        api: str,
+        endpoint: Endpoint,
+        params: dict[str, Any],
+        key: str | None,
+        pace: "Pace",
+        log: Callable[..., Any],
+        stop: threading.Event,
+    ) -> None:
         self.api, self.endpoint, self.params, self.key = api, endpoint, params, key
         self.pace, self.log, self.stop = pace, log, stop
         self._opener = urllib.request.build_opener(_NoRedirects())
@@ -226,7 +254,7 @@ class Client:
         parts = urllib.parse.urlsplit(endpoint.base_url)
         self._host = f"{parts.hostname}:{parts.port or {'http': 80, 'https': 443}[parts.scheme]}"
 
-    def chat(self, messages, seed):
+    def chat(self, messages: list[dict[str, str]], seed: int) -> Reply:
         """One answer of the model, with all retries. Raises EndpointError, CallFailed, Refused or Stopped."""
         url, headers, body = build_request(self.api, self.endpoint, self.params, messages, seed, self.key)
         data = json.dumps(body).encode()
@@ -237,22 +265,22 @@ class Client:
             self._sleep(wait)
             started = time.monotonic()
             try:
-                text, finish, model, prompt, completion = self._once(url, headers, data)
+                found = self._once(url, headers, data)
             except _Retry as failure:
                 if tried == self.endpoint.retries:
                     self._give_up(failure)
                 self._wait_before_retry(failure, tried, jitter)
                 continue
-            if prompt is not None and completion is not None:
-                self.pace.settle(reservation, prompt + completion)
-            return Reply(text, finish, model, prompt, completion, time.monotonic() - started, tried)
+            if found.prompt_tokens is not None and found.completion_tokens is not None:
+                self.pace.settle(reservation, found.prompt_tokens + found.completion_tokens)
+            return Reply(*found, time.monotonic() - started, tried)
         raise AssertionError("the last try returns or raises")
 
-    def _sleep(self, seconds):
+    def _sleep(self, seconds: float) -> None:
         if self.stop.wait(max(0.0, seconds)):
             raise Stopped
 
-    def _wait_before_retry(self, failure, tried, jitter):
+    def _wait_before_retry(self, failure: _Retry, tried: int, jitter: random.Random) -> None:
         backoff = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**tried) * jitter.uniform(0.75, 1.25)
         wait = backoff if failure.wait is None else failure.wait
         if wait > LONGEST_RETRY_AFTER_S:
@@ -266,7 +294,7 @@ class Client:
             self.pace.hold(wait)
         self._sleep(wait)
 
-    def _give_up(self, failure):
+    def _give_up(self, failure: _Retry) -> None:
         with self._lock:
             self._failures += 1
             failures = self._failures
@@ -277,7 +305,7 @@ class Client:
             )
         raise CallFailed(f"{failure}, after {self.endpoint.retries} retries")
 
-    def _once(self, url, headers, data):
+    def _once(self, url: str, headers: dict[str, str], data: bytes) -> Answered:
         with self._lock:
             self.calls += 1
         request = urllib.request.Request(url, data=data, headers=headers, method="POST")
@@ -299,7 +327,7 @@ class Client:
             self._answered, self._failures = True, 0
         return reply
 
-    def _read(self, response):
+    def _read(self, response: Any) -> bytes:
         """The body, within the time limit as a whole: the socket's own limit starts anew with each packet."""
         deadline = time.monotonic() + self.endpoint.timeout_s
         parts, length = [], 0
@@ -313,13 +341,13 @@ class Client:
         return b"".join(parts)
 
     @staticmethod
-    def _read_error(error):
+    def _read_error(error: Any) -> bytes:
         try:
             return error.read(ERROR_BYTES)
         except (OSError, http.client.HTTPException):
             return b""
 
-    def _unreachable(self, reason):
+    def _unreachable(self, reason: Any) -> None:
         """No answer at all. Before the first success, what no waiting cures fails at once."""
         if isinstance(reason, TimeoutError):
             raise _Retry(f"no answer within {self.endpoint.timeout_s:g} s")
@@ -333,7 +361,7 @@ class Client:
             raise EndpointError(message, "SSL_CERT_FILE names the certificates that are trusted")
         raise _Retry(message)
 
-    def _refused(self, status, headers, content):
+    def _refused(self, status: int, headers: Any, content: bytes) -> None:
         """The endpoint answered with an error status."""
         said = error_message(content, self.key)
         message = f"{self._host} answers {status}: {said}" if said else f"{self._host} answers {status}"

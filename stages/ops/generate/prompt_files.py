@@ -8,6 +8,7 @@ A place is a word in braces that is listed here; other braces stay as they are, 
 
 import os
 import re
+from typing import Any
 
 import cuda_agent_stage as stage
 
@@ -24,7 +25,7 @@ PLACES = {"task.md": ("operators", "ops", "count"), "repair.md": ("problem", "op
 NAME_OF_ITEM = re.compile(r"^- `([^`]+)`", re.MULTILINE)
 
 
-def load_prompts(folder=None):
+def load_prompts(folder: Any = None) -> dict[str, Any]:
     """File name -> text. A folder given by the pipeline may replace some of them."""
     prompts = {}
     for name in FILES:
@@ -44,14 +45,14 @@ def load_prompts(folder=None):
     return prompts
 
 
-def check_names(folder):
+def check_names(folder: str) -> None:
     """A misspelt file would be ignored without a word."""
     for name in sorted(os.listdir(folder)):
         if name.endswith(".md") and name not in FILES and name != "README.md":
             raise stage.StageError(f"there is no prompt called {name}", kind="input", hint=f"{', '.join(FILES)}")
 
 
-def opening(prompts, operators, ops):
+def opening(prompts: dict[str, str], operators: str, ops: list[str]) -> list[dict[str, str]]:
     """The conversation up to the request for a task: `operators` is the description, `ops` the list of names."""
     messages = [{"role": "system", "content": prompts["system.md"]}]
     if prompts["example.md"]:
@@ -63,11 +64,11 @@ def opening(prompts, operators, ops):
     return [*messages, {"role": "user", "content": task_message(prompts, operators, ops)}]
 
 
-def task_message(prompts, operators, ops):
+def task_message(prompts: dict[str, str], operators: str, ops: list[str]) -> str:
     return fill(prompts, "task.md", operators=operators, ops=", ".join(ops), count=len(ops))
 
 
-def fill(prompts, name, **values):
+def fill(prompts: dict[str, str], name: str, **values: int | str) -> str:
     """A prompt with its places filled in, each once: a value that has braces of its own is left alone."""
     text, parts = prompts[name], []
     places = {"{" + place + "}": str(values[place]) for place in PLACES[name]}

@@ -15,6 +15,8 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import isolation
 
@@ -35,7 +37,7 @@ class Invalid(Exception):
 # ---- in the task's process
 
 
-def check(code, seed):
+def check(code: Any, seed: Any) -> dict[str, Any]:
     """The facts about a task that works. Raises Invalid."""
     import torch
 
@@ -47,7 +49,7 @@ def check(code, seed):
     return {"work": work, "batch_size": batch}
 
 
-def run(what, body):
+def run(what: str, body: Callable[[], Any]) -> Any:
     """Run a part of the task; what it raises is said with the line of the file."""
     try:
         return body()
@@ -56,15 +58,17 @@ def run(what, body):
     except MemoryError as error:
         raise Invalid(f"{what} takes too much memory, also at batch size {TRIAL_BATCH}") from error
     except BaseException as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "task.py"]
+        lines = [
+            frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "task.py"
+        ]
         at = f" (line {lines[-1]}: {linecache.getline('task.py', lines[-1]).strip()})" if lines else ""
         message = " ".join(str(error).split())[:300]
         raise Invalid(f"{what} fails{at}: {type(error).__name__}: {message}") from error
 
 
-def load(torch, code, device, batch=None):
+def load(torch: Any, code: str, device: str, batch: int | None = None) -> tuple[dict[str, Any], Any]:
     """`(namespace, model)`. The batch size is what the file says, or another one."""
-    namespace = {"__name__": "task"}
+    namespace: dict[str, Any] = {"__name__": "task"}
     with torch.device(device):
         run("the file", lambda: exec(compile(code, "task.py", "exec"), namespace))
         if batch is not None:
@@ -75,7 +79,7 @@ def load(torch, code, device, batch=None):
     return namespace, model
 
 
-def inputs_of(torch, namespace, device):
+def inputs_of(torch: Any, namespace: dict[str, Any], device: str) -> list[Any]:
     with torch.device(device):
         inputs = run("get_inputs()", namespace["get_inputs"])
     if not isinstance(inputs, (list, tuple)) or not inputs:
@@ -85,7 +89,7 @@ def inputs_of(torch, namespace, device):
     return list(inputs)
 
 
-def output_of(torch, model, inputs):
+def output_of(torch: Any, model: Any, inputs: list[Any]) -> Any:
     with torch.no_grad():
         output = run("forward", lambda: model(*inputs))
     if not isinstance(output, torch.Tensor):
@@ -95,7 +99,7 @@ def output_of(torch, model, inputs):
     return output
 
 
-def on_meta(torch, code):
+def on_meta(torch: Any, code: str) -> tuple[dict[str, list[Any]], int]:
     """The shapes at full size, without computing: what a call costs at two batch sizes, and the file's batch size."""
     from estimate import counted
 
@@ -118,7 +122,7 @@ def on_meta(torch, code):
     return {name: [getattr(count, name) for count in counts] for name in WORK}, batch
 
 
-def on_cpu(torch, code, seed):
+def on_cpu(torch: Any, code: str, seed: int) -> None:
     """The values at a small batch: finite, spread, repeatable, and dependent on every input."""
     torch.manual_seed(seed)
     namespace, model = load(torch, code, "cpu", TRIAL_BATCH)
@@ -144,7 +148,7 @@ def on_cpu(torch, code, seed):
             raise Invalid(f"the output hardly depends on input {number}")
 
 
-def apart(torch, one, other):
+def apart(torch: Any, one: Any, other: Any) -> Any:
     """The share of elements that differ by more than the tolerance."""
     return ((one - other).abs() > TOLERANCE + TOLERANCE * other.abs()).float().mean().item()
 
@@ -152,7 +156,7 @@ def apart(torch, one, other):
 # ---- around it
 
 
-def run_task(job, result):
+def run_task(job: dict[str, Any], result: int) -> None:
     """Process 1 of the task's namespaces: puts up the walls, then checks the task."""
     isolation.die_with_parent()
     user = isolation.task_user(job["user"]) if job["walls"] else None
@@ -181,7 +185,7 @@ def run_task(job, result):
     os.write(result, json.dumps(answer).encode()[:RESULT_BYTES])
 
 
-def keep_task(job, result):
+def keep_task(job: dict[str, Any], result: int) -> int:
     """The keeper: makes namespaces, has the task run in them, and waits. It dies with the server, the task with it."""
     isolation.die_with_parent()
     os.setsid()
@@ -197,7 +201,7 @@ def keep_task(job, result):
     return min(255, abs(os.waitstatus_to_exitcode(status)))
 
 
-def guarded(body):
+def guarded(body: Callable[[], int | None]) -> None:
     """A forked process must never return into its parent's code."""
     code = 1
     try:
@@ -206,7 +210,7 @@ def guarded(body):
         os._exit(code)
 
 
-def run_job(job):
+def run_job(job: dict[str, Any]) -> dict[str, Any]:
     """One job in processes of its own: its answer."""
     reader, writer = os.pipe()
     keeper = os.fork()
@@ -237,7 +241,7 @@ def run_job(job):
         return {"problem": f"its process ended with code {code}; it may take more memory than there is"}
 
 
-def end(keeper, kill):
+def end(keeper: int, kill: bool) -> int:
     """Wait for the keeper, then end whatever is left of the task: without namespaces its children come to us."""
     if kill:
         os.kill(keeper, signal.SIGKILL)
@@ -255,7 +259,7 @@ def end(keeper, kill):
                 pass
 
 
-def main():
+def main() -> None:
     isolation.die_with_parent()
     isolation.adopt_orphans()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")

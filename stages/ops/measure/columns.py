@@ -4,6 +4,8 @@ The supervisor holds what a worker sends against this table, so that a task whic
 most lie about itself. `test_measure.py` holds it against the manifest, where each column is explained.
 """
 
+from typing import Any
+
 BOOL, INT, FLOAT, TEXT = "bool", "int64", "float64", "utf8"
 BOOLS, FLOATS, TEXTS = "list<bool>", "list<float64>", "list<utf8>"
 
@@ -71,11 +73,11 @@ FACTS = {
 _PYTHON = {BOOL: (bool,), INT: (int,), FLOAT: (float, int), TEXT: (str,)}
 
 
-def _is_scalar(value, name):
+def _is_scalar(value: Any, name: str) -> bool:
     return isinstance(value, _PYTHON[name]) and (name == BOOL or not isinstance(value, bool))
 
 
-def refuse(facts):
+def refuse(facts: dict[str, Any]) -> str | None:
     """Why a worker's facts are not of the declared form, or None where they are."""
     if not isinstance(facts, dict):
         return f"facts of type {type(facts).__name__}"

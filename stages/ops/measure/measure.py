@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from typing import Any, Literal
 
 import cuda_agent_stage as stage
 import gpu_gate
@@ -36,7 +37,7 @@ COMPILER_HINT = (
 )
 
 
-def parse_bytes(text, name):
+def parse_bytes(text: str, name: str) -> int:
     """A size such as 4GiB, or a plain number of bytes."""
     match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", str(text))
     if match is None or match[2] not in UNITS or match[1].count(".") > 1 or match[1] == ".":
@@ -44,7 +45,7 @@ def parse_bytes(text, name):
     return int(float(match[1]) * UNITS[match[2]])
 
 
-def cpu_model():
+def cpu_model() -> str | None:
     """The CPU as /proc/cpuinfo names it, or None where it does not."""
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:
@@ -54,7 +55,7 @@ def cpu_model():
     return None
 
 
-def driver_version():
+def driver_version() -> str | None:
     """The NVIDIA driver's version, or None where the system does not show it."""
     try:
         with open("/sys/module/nvidia/version", encoding="ascii") as file:
@@ -63,7 +64,7 @@ def driver_version():
         return None
 
 
-def check_compiler():
+def check_compiler() -> None:
     """Fail before the first row where torch.compile can't work at all."""
     named = os.environ.get("CXX")
     if not any(shutil.which(name) for name in ([named] if named else ["g++", "clang++", "c++"])):
@@ -71,7 +72,7 @@ def check_compiler():
         raise stage.StageError(f"{missing} is not installed", kind="environment", hint=COMPILER_HINT)
 
 
-def check_device(program, server, device):
+def check_device(program: stage.Program, server: supervisor.Zygote, device: str) -> None:
     """The declared device must be the one that measurements will be taken on."""
     if device == "cpu":
         found = cpu_model()
@@ -84,9 +85,9 @@ def check_device(program, server, device):
                 f"torch sees no CUDA device: {problem}", kind="device", hint="`cuda-agent doctor` says more"
             )
         driver = driver_version()
-        if driver and driver != program.device["driver"]:
+        if driver and driver != program.device.get("driver"):
             raise stage.StageError(
-                f"the NVIDIA driver is {driver}, but results would be filed under {program.device['driver']}",
+                f"the NVIDIA driver is {driver}, but results would be filed under {program.device.get('driver')}",
                 kind="device",
             )
     if found is not None and found != program.device["model"]:
@@ -95,7 +96,7 @@ def check_device(program, server, device):
         )
 
 
-def check_threads(program):
+def check_threads(program: stage.Program) -> None:
     threads, granted = program.params["threads"], max(1, program.resources["cpu"])
     if threads > granted:
         raise stage.StageError(
@@ -105,12 +106,12 @@ def check_threads(program):
         )
 
 
-def worker_environment():
+def worker_environment() -> dict[str, str]:
     """What workers see of the environment: nothing of the engine's."""
     return {name: value for name, value in os.environ.items() if not name.startswith("CUDA_AGENT_")}
 
 
-def start(server, *, compile):
+def start(server: supervisor.Zygote, *, compile: bool) -> dict[str, Any]:
     try:
         return server.start()
     except supervisor.WorkerUnavailable as error:
@@ -118,7 +119,7 @@ def start(server, *, compile):
         raise stage.StageError(f"torch does not start: {error}", kind="environment", hint=hint) from error
 
 
-def setup_for(program, device, limits):
+def setup_for(program: stage.Program, device: str, limits: dict[str, Any]) -> dict[str, Any]:
     """What every worker of this program is told once."""
     cpu_seconds = int(program.params["time_limit_s"] * program.params["threads"]) + 10
     return {
@@ -132,7 +133,7 @@ def setup_for(program, device, limits):
     }
 
 
-def job_for(program, row, limits):
+def job_for(program: stage.Program, row: stage.Row, limits: dict[str, Any]) -> dict[str, Any]:
     return {
         "code": row["columns"]["code"],
         "seed": row["seed"],
@@ -142,18 +143,18 @@ def job_for(program, row, limits):
     }
 
 
-def tasks_per_worker(program, device):
+def tasks_per_worker(program: stage.Program, device: str) -> int:
     return program.params["tasks_per_worker"] or (TASKS_PER_GPU_WORKER if device == "cuda" else 1)
 
 
-def workers_wanted(program, device):
+def workers_wanted(program: stage.Program, device: str) -> int:
     """How many tasks to measure side by side."""
     granted = max(1, program.resources["cpu"])
     usual = max(1, granted - 1) if device == "cuda" else max(1, granted // program.params["threads"])
     return program.params["workers"] or usual
 
 
-def provenance(program):
+def provenance(program: stage.Program) -> dict[str, Any]:
     """What every row was measured with, so that a published row says it by itself."""
     model = program.device["model"] if program.device else platform.processor()
     return {"device": model, "torch": importlib.metadata.version("torch"), "threads": program.params["threads"]}
@@ -162,17 +163,17 @@ def provenance(program):
 class Measuring:
     """The slots of one program, each a thread that measures one task at a time."""
 
-    def __init__(self, program, server, device, limits):
+    def __init__(self, program: stage.Program, server: supervisor.Zygote, device: str, limits: dict[str, Any]) -> None:
         self.program, self.server, self.device, self.limits = program, server, device, limits
         self.setup = setup_for(program, device, limits)
-        self.rows = queue.Queue()
+        self.rows: queue.Queue[stage.Row | None] = queue.Queue()
         self.company = supervisor.Company()
         self.spent = collections.Counter()
         self.answered, self.began, self.told = 0, time.monotonic(), time.monotonic()
         self._starting, self._booking = threading.Lock(), threading.Lock()
-        self._failure = None
+        self._failure: Exception | None = None
 
-    def run(self, count):
+    def run(self, count: int) -> None:
         threads = [threading.Thread(target=self._slot, args=(number, count)) for number in range(count)]
         # A daemon: it may be waiting for rows when a failure ends the program.
         threading.Thread(target=self._read, args=(count,), daemon=True).start()
@@ -183,16 +184,16 @@ class Measuring:
         if self._failure is not None:
             raise self._failure
 
-    def _read(self, count):
+    def _read(self, count: int) -> None:
         for row in self.program.rows():
             self.rows.put(row)
         self._let_go(count)
 
-    def _let_go(self, count):
+    def _let_go(self, count: int) -> None:
         for _ in range(count):
             self.rows.put(None)
 
-    def _slot(self, number, count):
+    def _slot(self, number: int, count: int) -> None:
         slot = supervisor.Slot(self.server, number, self.company, tasks_per_worker(self.program, self.device))
         try:
             while self._failure is None and (row := self.rows.get()) is not None:
@@ -204,7 +205,7 @@ class Measuring:
         finally:
             slot.close()
 
-    def _answer(self, slot, row):
+    def _answer(self, slot: supervisor.Slot, row: stage.Row) -> None:
         """Measure one row. Where no worker could be had, say so and go on with a new zygote: the task is not to
         blame."""
         program = self.program
@@ -222,18 +223,18 @@ class Measuring:
         program.answer(row, {"rows": [facts | provenance(program)]})
         self._book(spent)
 
-    def _ensure_started(self):
+    def _ensure_started(self) -> None:
         with self._starting:
             if not self.server.alive():
                 start(self.server, compile=self.program.params["compile"])
 
-    def _restart(self):
+    def _restart(self) -> None:
         """Ends the zygote, and with it what workers there are, unless that has been done."""
         with self._starting:
             if not self.server.can_fork():
                 self.server.stop()
 
-    def _book(self, spent):
+    def _book(self, spent: dict[str, float]) -> None:
         with self._booking:
             self.spent.update(spent)
             self.answered += 1
@@ -242,7 +243,7 @@ class Measuring:
             self.told = time.monotonic()
         self.tell(level="info")
 
-    def tell(self, level):
+    def tell(self, level: Literal["debug", "info", "warning", "error"]) -> None:
         """Where the time goes: of the workers, by step, and of the GPU."""
         if not self.answered:
             return
@@ -264,7 +265,7 @@ class Measuring:
         self.program.log(message, level=level)
 
 
-def work(program):
+def work(program: stage.Program) -> None:
     if platform.system() != "Linux":
         raise stage.StageError(f"tasks are measured on Linux, not on {platform.system()}", kind="environment")
     params = program.params

@@ -20,6 +20,7 @@ import contextlib
 import ctypes
 import json
 import os
+import pathlib
 import secrets
 import select
 import shutil
@@ -29,6 +30,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import columns
 import cuda_agent_stage as stage
@@ -57,20 +60,25 @@ class WorkerUnavailable(Exception):
 class Outcome:
     """What a worker left of one job: its facts, where it was, how it ended."""
 
-    def __init__(self):
-        self.facts, self.answers = {}, []
-        self.at, self.finished, self.garbled = None, False, None
-        self.killed, self.code, self.noise = None, None, b""
-        self.left_behind = None
-        self.seconds = {}
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {}
+        self.answers: list[Any] = []
+        self.at: str | None = None
+        self.finished = False
+        self.garbled: str | None = None
+        self.killed: str | None = None
+        self.code: Any = None  # the exit status; there is one whenever the worker has ended
+        self.noise = b""
+        self.left_behind: str | None = None
+        self.seconds: dict[str, float] = {}
 
     @property
-    def suspicious(self):
+    def suspicious(self) -> bool:
         """Ends that a busy or short machine can bring about by itself."""
         return self.killed == "timeout" or (self.killed is None and not self.finished and self.code == 137)
 
     @property
-    def is_clean(self):
+    def is_clean(self) -> bool:
         """Whether the worker can go on with another task."""
         failed = self.facts.get("error_stage") is not None
         return self.finished and self.code is None and not (self.killed or self.garbled or self.left_behind or failed)
@@ -79,7 +87,9 @@ class Outcome:
 class Zygote:
     """The fork server, and what its workers share."""
 
-    def __init__(self, folder, *, compile, environment, log, device="cpu", gate=None):
+    def __init__(
+        self, folder: str, *, compile: Any, environment: Any, log: Any, device: str = "cpu", gate: Any = None
+    ) -> None:
         self.folder, self.log, self.device, self.gate = folder, log, device, gate
         self.process = None
         self.walls = True
@@ -90,7 +100,7 @@ class Zygote:
         self._sending = threading.Lock()
         self._workers = 0
 
-    def start(self):
+    def start(self) -> dict[str, Any]:
         """Start it and wait until it is warm; returns what it found."""
         self.stop()
         warm = os.path.join(self.folder, "warm")
@@ -137,7 +147,7 @@ class Zygote:
             )
         return answer["ready"]
 
-    def probe(self, action, device="cpu"):
+    def probe(self, action: str, device: str = "cpu") -> dict[str, Any] | None:
         """The answer of a small action in a worker, or None where no worker could give it."""
         setup = {"action": action, "device": device, "params": {}, "memory_limit": 8 << 30, "disk_limit": 1 << 24}
         job = {"time_limit_s": 120, "memory_limit": setup["memory_limit"]}
@@ -150,14 +160,14 @@ class Zygote:
             return None
         return outcome.answers[0] if outcome.answers else None
 
-    def alive(self):
+    def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def can_fork(self):
+    def can_fork(self) -> bool:
         """Whether a worker can still be had: asked after one could not."""
         return self.alive() and self.probe("probe_walls") is not None
 
-    def stop(self):
+    def stop(self) -> None:
         if self.process is not None:
             self.control.close()
             self.process.kill()
@@ -165,7 +175,7 @@ class Zygote:
             self.process = None
             self.end_strays()
 
-    def end_strays(self):
+    def end_strays(self) -> None:
         """End whatever outlived its worker. With namespaces there is nothing: the kernel has done it."""
         mine = self.process.pid if self.alive() else None
         for _ in range(1000):
@@ -181,14 +191,14 @@ class Zygote:
                 except (ProcessLookupError, ChildProcessError):
                     time.sleep(0.001)
 
-    def _send(self, message, descriptors=()):
+    def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         try:
             with self._sending:
                 socket.send_fds(self.control, [json.dumps(message).encode()], descriptors)
         except OSError as error:
             raise WorkerUnavailable(f"the zygote is gone: {error}") from error
 
-    def _receive(self):
+    def _receive(self) -> dict[str, Any]:
         try:
             data = self.control.recv(zygote.MESSAGE_BYTES)
         except TimeoutError as error:
@@ -201,7 +211,7 @@ class Zygote:
         return json.loads(data)
 
     @contextlib.contextmanager
-    def worker(self, setup, slot):
+    def worker(self, setup: dict[str, Any], slot: int | str) -> "Iterator[Worker]":
         """A worker, ended with the block. `slot` tells apart those that live side by side."""
         # Counted before it is there: who looks for strays meanwhile must not take its keeper for one.
         self._count(1)
@@ -214,11 +224,11 @@ class Zygote:
         finally:
             self._count(-1)
 
-    def _count(self, more):
+    def _count(self, more: int) -> None:
         with self._sending:
             self._workers += more
 
-    def open_worker(self, setup, descriptors):
+    def open_worker(self, setup: dict[str, Any], descriptors: list[int]) -> None:
         self._send(setup, descriptors)
 
 
@@ -229,11 +239,12 @@ class _Ended(Exception):
 class Worker:
     """One worker, from its start to its end."""
 
-    def __init__(self, server, setup, slot):
+    def __init__(self, server: Zygote, setup: dict[str, Any], slot: int | str) -> None:
         self.server, self.setup = server, setup
         self.scratch = os.path.join(server.folder, f"scratch-{slot}")
         os.makedirs(self.scratch, exist_ok=True)
-        self.first = self.handle = None
+        self.first: Any = None
+        self.handle: Any = None
         self.jobs, self.over, self._holding, self._unsent, self._lines = 0, False, None, b"", b""
         self.job, self.outcome, self.received, self.waited = None, Outcome(), 0, 0.0
         # Bytes that its processes had added when they were last looked at.
@@ -257,19 +268,24 @@ class Worker:
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
+        # Descriptors; None once they are closed.
+        self._commands: Any
+        self._result: Any
+        self._noise: Any
+        self._status: Any
         self._commands, self._result, self._noise, self._status = ours
         self._open = {self._result, self._noise}
         for descriptor in ours:
             os.set_blocking(descriptor, False)
 
     @staticmethod
-    def _pipes():
+    def _pipes() -> tuple[list[int], list[int]]:
         """Our ends and the worker's: commands, results, noise, status."""
         pairs = [os.pipe() for _ in range(4)]
         ours = [pairs[0][1], *(pair[0] for pair in pairs[1:])]
         return ours, [pairs[0][0], *(pair[1] for pair in pairs[1:])]
 
-    def run(self, job, *, last):
+    def run(self, job: dict[str, Any], *, last: bool) -> Outcome:
         """Run one job, to whichever end. The last one closes the worker's commands. Raises WorkerUnavailable."""
         self.job = {**job, "nonce": secrets.token_hex(16)}
         self.outcome = Outcome()
@@ -284,7 +300,7 @@ class Worker:
             self._leave_gate()
         return self.outcome
 
-    def end(self):
+    def end(self) -> None:
         """End the worker, if it is not over, and everything that it has started."""
         try:
             if not self.over:
@@ -301,7 +317,7 @@ class Worker:
                 self.server.end_strays()
                 clear_folder(self.scratch)
 
-    def _await_end(self):
+    def _await_end(self) -> None:
         deadline = time.monotonic() + END_SECONDS
         while not self.over:
             if time.monotonic() > deadline:
@@ -315,7 +331,7 @@ class Worker:
             # What was not there yet at the first try may be by now.
             self._kill()
 
-    def _follow(self, last):
+    def _follow(self, last: bool) -> None:
         killed_at = None
         poll = GPU_POLL_SECONDS if self.server.gate else POLL_SECONDS
         looks_at = time.monotonic() + poll
@@ -351,7 +367,7 @@ class Worker:
         self._step(None)
         self._judge_end()
 
-    def _write(self):
+    def _write(self) -> None:
         if self._commands is None:
             return
         try:
@@ -365,25 +381,25 @@ class Worker:
         if not self._unsent and self._close_when_sent:
             self._close_commands()
 
-    def _close_commands(self):
+    def _close_commands(self) -> None:
         if self._commands is not None:
             os.close(self._commands)
             self._commands = None
 
-    def _take_end(self):
+    def _take_end(self) -> None:
         data = os.read(self._status, 4096)
         self.over = True
         if not data:
             raise WorkerUnavailable("the zygote died")
         self.outcome.code = json.loads(data)["ended"]
 
-    def _kill(self):
+    def _kill(self) -> None:
         if self.handle is None:
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.handle, signal.SIGKILL)
 
-    def _overstepped(self):
+    def _overstepped(self) -> str | None:
         """Which limit the worker is over, if any."""
         limit = self.job["time_limit_s"] if self.first is not None else START_SECONDS
         if time.monotonic() - self.started - self.waited > limit:
@@ -392,7 +408,7 @@ class Worker:
             return "garbled"
         return self._over_resources()
 
-    def _over_resources(self):
+    def _over_resources(self) -> str | None:
         if self.first is None:
             return None
         processes = descendants(self.first)
@@ -401,7 +417,7 @@ class Worker:
         self.used = sum(added_memory(process, self.server.inherited_bytes) for process in processes)
         return "memory" if self.used > self.job["memory_limit"] else None
 
-    def _read(self, descriptor):
+    def _read(self, descriptor: int) -> bool:
         """Take what is there; False where there is nothing more."""
         try:
             data = os.read(descriptor, 1 << 16)
@@ -421,7 +437,7 @@ class Worker:
                 self._take(line)
         return True
 
-    def _take(self, line):
+    def _take(self, line: bytes) -> None:
         """One line of results. The first comes from the keeper, before any task starts."""
         if self.first is None:
             self.first = json.loads(line)["first"]
@@ -440,7 +456,7 @@ class Worker:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self.outcome.garbled = self.outcome.garbled or f"{type(error).__name__}: {error}"[:200]
 
-    def _accept(self, message):
+    def _accept(self, message: dict[str, Any]) -> None:
         if "facts" in message:
             refusal = columns.refuse(message["facts"])
             if refusal:
@@ -456,7 +472,7 @@ class Worker:
         else:
             raise ValueError("an unknown message")
 
-    def _step(self, name):
+    def _step(self, name: str | None) -> None:
         """Books the time since the last step."""
         now = time.monotonic()
         if self.outcome.at is not None:
@@ -469,7 +485,7 @@ class Worker:
 
     # ---- the gate
 
-    def _pass_gate(self, wanted):
+    def _pass_gate(self, wanted: Any) -> None:
         if wanted == "leave":
             self._leave_gate()
             return
@@ -499,7 +515,7 @@ class Worker:
         # At once: others wait for as long as it has the place.
         self._write()
 
-    def _may_wait(self):
+    def _may_wait(self) -> None:
         """Asked now and then by the gate. A worker has no reason to do anything while it waits."""
         if select.select([self._status], [], [], 0)[0]:
             raise _Ended
@@ -508,7 +524,7 @@ class Worker:
             self._kill()
             raise _Ended
 
-    def _book_place(self, now):
+    def _book_place(self, now: float) -> None:
         """Books the time for which it has had its place at the gate in this step."""
         if self._holding is not None:
             spent = self.outcome.seconds
@@ -516,13 +532,13 @@ class Worker:
             spent[name] = spent.get(name, 0.0) + now - self._held_since
             self._held_since = now
 
-    def _leave_gate(self):
+    def _leave_gate(self) -> None:
         if self._holding is not None:
             self._book_place(time.monotonic())
             self.server.gate.leave(self._holding)
             self._holding = None
 
-    def _judge_end(self):
+    def _judge_end(self) -> None:
         outcome = self.outcome
         if self._lines:
             outcome.garbled = outcome.garbled or "the last line has no end"
@@ -531,7 +547,7 @@ class Worker:
             raise WorkerUnavailable(f"a worker could not start (code {outcome.code}){last_words(outcome)}")
 
 
-def descendants(root):
+def descendants(root: int) -> list[int]:
     """The processes below `root`; orphans of a namespace become children of its first process."""
     found, pending = [], [root]
     while pending and len(found) <= MAX_PROCESSES:
@@ -551,7 +567,7 @@ def descendants(root):
     return found
 
 
-def _sum_fields(path, names):
+def _sum_fields(path: str, names: tuple[str, ...]) -> int:
     total = 0
     try:
         with open(path, encoding="ascii") as file:
@@ -564,11 +580,11 @@ def _sum_fields(path, names):
     return total
 
 
-def resident(process):
+def resident(process: int) -> int:
     return _sum_fields(f"/proc/{process}/status", ("RssAnon", "RssShmem", "VmSwap"))
 
 
-def added_memory(process, inherited):
+def added_memory(process: int, inherited: int) -> int:
     """What a worker's process holds beyond the zygote's pages, which every fork maps. One that executed another
     program (a compiler) mapped none of them. Cheap on purpose: an exact count walks every page table, which a fork
     bomb makes take minutes."""
@@ -576,7 +592,7 @@ def added_memory(process, inherited):
     return held - inherited if held >= 0.8 * inherited else held
 
 
-def threads_of_user():
+def threads_of_user() -> int:
     """How many threads this user already has, which count in the limit on processes; 0 for root, whose tasks run as
     users of their own."""
     user = os.geteuid()
@@ -592,7 +608,7 @@ def threads_of_user():
     return count
 
 
-def clear_folder(folder):
+def clear_folder(folder: pathlib.Path | str) -> None:
     """Empty a folder; without walls a worker leaves its files in it."""
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
@@ -602,7 +618,7 @@ def clear_folder(folder):
             os.unlink(path)
 
 
-def describe_end(outcome, job):
+def describe_end(outcome: Outcome, job: dict[str, Any]) -> tuple[str, str] | None:
     """`error_kind` and `error` for a worker that did not finish, or None for one that did."""
     if outcome.garbled:
         return "garbled", f"the worker's results are not what this program sends: {outcome.garbled}"
@@ -621,21 +637,21 @@ def describe_end(outcome, job):
     return "exit", f"the process ended with code {outcome.code} before it was done{last_words(outcome)}"
 
 
-def signal_name(number):
+def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
         return str(number)
 
 
-def last_words(outcome):
+def last_words(outcome: Outcome) -> str:
     lines = [line.strip() for line in outcome.noise.decode(errors="replace").splitlines() if line.strip()]
     return f": {lines[-1][:200]}" if lines else ""
 
 
-def facts_of(outcome, job):
+def facts_of(outcome: Outcome, job: dict[str, Any]) -> dict[str, Any]:
     """The row that an outcome amounts to: every declared fact, null where it is not known."""
-    facts = dict.fromkeys(columns.FACTS)
+    facts: dict[str, Any] = dict.fromkeys(columns.FACTS)
     end = describe_end(outcome, job)
     if end is None or end[0] != "garbled":
         facts.update(outcome.facts)
@@ -651,12 +667,12 @@ def facts_of(outcome, job):
 class Company:
     """Jobs beside each other, or one that has the machine to itself: whoever wants that goes before newcomers."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._changed = threading.Condition()
         self._jobs, self._alone, self._wanting = 0, False, 0
 
     @contextlib.contextmanager
-    def beside_others(self):
+    def beside_others(self) -> Iterator[bool]:
         with self._changed:
             self._changed.wait_for(lambda: not self._alone and not self._wanting)
             self._jobs += 1
@@ -669,7 +685,7 @@ class Company:
                 self._changed.notify_all()
 
     @contextlib.contextmanager
-    def alone(self):
+    def alone(self) -> Iterator[None]:
         with self._changed:
             self._wanting += 1
             self._changed.wait_for(lambda: not self._alone and not self._jobs)
@@ -686,16 +702,16 @@ class Company:
 class Slot:
     """A place for one worker at a time; a worker lives for `tasks_per_worker` jobs if each of them ends well."""
 
-    def __init__(self, server, number, company, tasks_per_worker):
+    def __init__(self, server: Zygote, number: int, company: "Company", tasks_per_worker: int) -> None:
         self._server, self._number, self._company = server, number, company
         self._tasks_per_worker = tasks_per_worker
         self._worker, self._open = None, contextlib.ExitStack()
 
-    def close(self):
+    def close(self) -> None:
         self._worker = None
         self._open.close()
 
-    def measure(self, setup, job):
+    def measure(self, setup: dict[str, Any], job: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
         """The facts about one task. An end that a busy machine can bring about counts only when it comes twice, the
         second time without company. Raises WorkerUnavailable where nothing was learnt."""
         started = time.monotonic()
@@ -715,7 +731,7 @@ class Slot:
         facts["total_s"] = time.monotonic() - started
         return facts, outcome.seconds
 
-    def _run(self, setup, job):
+    def _run(self, setup: dict[str, Any], job: dict[str, Any]) -> tuple[Outcome, bool]:
         """The outcome, and whether the process had measured other tasks before."""
         if self._worker is not None and self._worker.over:
             # It ended between two jobs, by itself or with the zygote.
@@ -739,7 +755,7 @@ class Slot:
         return outcome, worker.jobs > 1
 
 
-def hide_from_tasks():
+def hide_from_tasks() -> None:
     """Keep this process's memory and descriptors (the engine's events among them) from processes of the same user,
     and adopt whatever escapes a worker."""
     try:

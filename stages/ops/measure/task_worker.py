@@ -15,6 +15,7 @@ import gc
 import importlib.util
 import json
 import os
+import pathlib
 import random
 import shutil
 import statistics
@@ -23,6 +24,7 @@ import tempfile
 import threading
 import time
 import types
+from typing import Any
 
 import torch
 
@@ -50,29 +52,29 @@ class TooSlow(Exception):
 class Report:
     """The way back to the supervisor: one JSON object a line, each with the nonce of this worker."""
 
-    def __init__(self, descriptor, nonce):
+    def __init__(self, descriptor: Any, nonce: Any) -> None:
         self._descriptor, self.nonce = descriptor, nonce
 
-    def send(self, **message):
+    def send(self, **message: Any) -> None:
         line = json.dumps(stage.finite({"nonce": self.nonce, **message})) + "\n"
         data = line.encode()
         while data:
             data = data[os.write(self._descriptor, data) :]
 
-    def facts(self, **facts):
+    def facts(self, **facts: Any) -> None:
         self.send(facts=facts)
 
-    def at(self, where):
+    def at(self, where: Any) -> None:
         self.send(at=where)
 
 
-def first_lines(error):
+def first_lines(error: Any) -> str:
     """The first two lines with text of an error's message: compilers put the cause in the second."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])}"[:500]
 
 
-def kind_of(error):
+def kind_of(error: Any) -> str:
     text = str(error)
     # The last is how torch's allocator fails on a GPU where it can't ask how much memory there is: NVIDIA's library for
     # that does not work in forks.
@@ -91,13 +93,13 @@ def kind_of(error):
 class Step:
     """A named part of the work. What the task raises in it ends the measurement with a fact, not with a crash."""
 
-    def __init__(self, report, name):
+    def __init__(self, report: Any, name: Any) -> None:
         self.report, self.name = report, name
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         self.report.at(self.name)
 
-    def __exit__(self, _, error, __):
+    def __exit__(self, _: Any, error: Any, __: Any) -> bool:
         if error is None or isinstance(error, TaskFailed):
             return False
         self.report.facts(error_stage=self.name, error_kind=kind_of(error), error=first_lines(error))
@@ -107,10 +109,10 @@ class Step:
 class Commands:
     """The lines that the supervisor sends: jobs, and places at the gate."""
 
-    def __init__(self, descriptor):
+    def __init__(self, descriptor: Any) -> None:
         self._descriptor, self._data = descriptor, b""
 
-    def line(self):
+    def line(self) -> Any:
         """The next line, or None at the end."""
         while b"\n" not in self._data:
             data = os.read(self._descriptor, 1 << 16)
@@ -127,7 +129,7 @@ class NoGate:
     waited = 0.0
     shared = alone = apart = staticmethod(contextlib.nullcontext)
 
-    def pause(self):
+    def pause(self) -> None:
         pass
 
     hold_alone = release = pause
@@ -136,17 +138,17 @@ class NoGate:
 class Gate:
     """Asks the supervisor for a place on the GPU; all work is over before it is given back."""
 
-    def __init__(self, commands, report):
+    def __init__(self, commands: Any, report: Any) -> None:
         self._commands, self._report, self._holding = commands, report, None
         self.waited = 0.0
         """Seconds, since the beginning."""
 
-    def _enter(self, kind):
+    def _enter(self, kind: Any) -> None:
         self._report.send(gate=kind)
         self._await_place()
         self._holding = kind
 
-    def _leave(self):
+    def _leave(self) -> None:
         try:
             torch.cuda.synchronize()
         finally:
@@ -154,7 +156,7 @@ class Gate:
             self._report.send(gate="leave")
 
     @contextlib.contextmanager
-    def shared(self):
+    def shared(self) -> Any:
         """Beside others. Inside of either kind of place it is that place."""
         if self._holding is not None:
             yield
@@ -165,14 +167,14 @@ class Gate:
         finally:
             self._leave()
 
-    def pause(self):
+    def pause(self) -> None:
         """Between two steps of a shared place: lets clocks pass."""
         if self._holding == "shared" and time.monotonic() - self._since > PAUSE_AFTER:
             torch.cuda.synchronize()
             self._report.send(gate="pause")
             self._await_place()
 
-    def _await_place(self):
+    def _await_place(self) -> None:
         began = time.monotonic()
         if self._commands.line() != b"enter":
             # The supervisor is gone or gave this worker up.
@@ -180,18 +182,18 @@ class Gate:
         self._since = time.monotonic()
         self.waited += self._since - began
 
-    def hold_alone(self):
+    def hold_alone(self) -> None:
         """Alone from here until the end of an `alone`, or `release`."""
         if self._holding != "alone":
             self._enter("alone")
 
-    def release(self):
+    def release(self) -> None:
         """Gives the place back, if there is one."""
         if self._holding is not None:
             self._leave()
 
     @contextlib.contextmanager
-    def alone(self):
+    def alone(self) -> Any:
         self.hold_alone()
         try:
             yield
@@ -199,7 +201,7 @@ class Gate:
             self._leave()
 
     @contextlib.contextmanager
-    def apart(self):
+    def apart(self) -> Any:
         """Alone for a while in the middle of a shared place: what chooses among kernels by their times needs it."""
         was_shared = self._holding == "shared"
         if self._holding == "alone":
@@ -215,7 +217,7 @@ class Gate:
                 self._enter("shared")
 
 
-def seed_everything(seed):
+def seed_everything(seed: Any) -> None:
     # Not torch.manual_seed: for devices that are not in use it keeps a growing list of calls, each with a formatted
     # stack.
     torch.default_generator.manual_seed(seed)
@@ -229,19 +231,19 @@ def seed_everything(seed):
 class Task:
     """A loaded task: its module, its model, and how to run it."""
 
-    def __init__(self, setup, job, report, gate):
+    def __init__(self, setup: Any, job: Any, report: Any, gate: Any) -> None:
         self.report, self.gate, self.device = report, gate, torch.device(setup["device"])
         self.seed, self.params = job["seed"] % (1 << 31), setup["params"]
         self.code = job["code"]
         self.drawn_on = self.device
         self.mutates = False
 
-    def load(self):
+    def load(self) -> None:
         with Step(self.report, "load"):
             path = os.path.join(os.getcwd(), "task_module.py")
             with open(path, "w", encoding="utf-8") as file:
                 file.write(self.code)
-            specification = importlib.util.spec_from_file_location("task_module", path)
+            specification: Any = importlib.util.spec_from_file_location("task_module", path)
             self.module = importlib.util.module_from_spec(specification)
             sys.modules["task_module"] = self.module
             seed_everything(self.seed)
@@ -251,12 +253,12 @@ class Task:
                     raise AttributeError(f"the file defines no {name}")
         self.report.facts(loads=True)
 
-    def make_model(self, seed):
+    def make_model(self, seed: Any) -> Any:
         seed_everything(seed)
         arguments = self.module.get_init_inputs() if hasattr(self.module, "get_init_inputs") else []
         return self.module.Model(**arguments) if isinstance(arguments, dict) else self.module.Model(*arguments)
 
-    def build(self):
+    def build(self) -> None:
         with Step(self.report, "init"):
             model = self.make_model(self.seed)
             with self.gate.shared():
@@ -264,7 +266,7 @@ class Task:
             parameters = sum(parameter.numel() for parameter in model.parameters())
         self.report.facts(builds=True, parameters=parameters)
 
-    def draw(self, number):
+    def draw(self, number: Any) -> list[torch.Tensor]:
         """Fresh inputs: the same for the same number, whatever was drawn before. They are made on the device, which
         draws gigabytes in milliseconds, unless the task's code does not bear that."""
         if self.drawn_on.type != "cpu":
@@ -277,23 +279,23 @@ class Task:
                 self.drawn_on = torch.device("cpu")
         return self._draw_on(self.drawn_on, number)
 
-    def _draw_on(self, device, number):
+    def _draw_on(self, device: Any, number: Any) -> list[torch.Tensor]:
         seed_everything(self.seed + number)
         with contextlib.nullcontext() if device.type == "cpu" else device:
             values = list(self.module.get_inputs())
         return [value.to(self.device) if isinstance(value, torch.Tensor) else value for value in values]
 
-    def arguments(self, inputs):
+    def arguments(self, inputs: Any) -> Any:
         """For one call: a copy where the model writes into its inputs, so that it can't spoil the next call."""
         return tensors.clone(inputs) if self.mutates else inputs
 
-    def forward(self, inputs, *, seed=0, model=None):
+    def forward(self, inputs: Any, *, seed: int = 0, model: Any = None) -> list[torch.Tensor]:
         arguments = self.arguments(inputs)
         seed_everything(self.seed + 1000 + seed)
         return [output.detach() for output in tensors.flatten((self.model if model is None else model)(*arguments))]
 
 
-def draw_inputs(task):
+def draw_inputs(task: Any) -> Any:
     """The inputs for nearly everything, and what the other draws say of them."""
     with Step(task.report, "inputs"), task.gate.shared():
         first = task.draw(0)
@@ -304,7 +306,7 @@ def draw_inputs(task):
     return first
 
 
-def run_eager(task, first):
+def run_eager(task: Any, first: Any) -> tuple[list[torch.Tensor], tensors.Summary]:
     """The first run: what comes out, and whether the inputs survive it."""
     with Step(task.report, "forward"):
         versions = [value._version for value in first if isinstance(value, torch.Tensor)]
@@ -335,7 +337,7 @@ def run_eager(task, first):
     return outputs, summary
 
 
-def refuse_slow(task, first):
+def refuse_slow(task: Any, first: Any) -> None:
     """A task that takes far longer than anybody wants ends here: a forward of a second would keep everybody else from
     the GPU for half a minute."""
     limit = task.params["slow_ms"]
@@ -354,7 +356,7 @@ def refuse_slow(task, first):
         raise TooSlow(f"a forward takes {milliseconds:.3g} ms, slow_ms is {limit:g}")
 
 
-def check_randomness(task, first, outputs, deviations):
+def check_randomness(task: Any, first: Any, outputs: Any, deviations: Any) -> None:
     """Another run, with another seed before the forward. Only where that differs does it matter whether the same seed
     gives the same."""
     with Step(task.report, "repeat"):
@@ -374,7 +376,7 @@ def check_randomness(task, first, outputs, deviations):
     )
 
 
-def check_sensitivity(task, first, outputs, deviations):
+def check_sensitivity(task: Any, first: Any, outputs: Any, deviations: Any) -> None:
     """What the outputs do when all inputs are fresh, and when one of them is."""
     positions = [index for index, value in enumerate(first) if isinstance(value, torch.Tensor)]
     absolute, relative, share = [], [], []
@@ -406,7 +408,7 @@ def check_sensitivity(task, first, outputs, deviations):
     )
 
 
-def check_other_weights(task, model):
+def check_other_weights(task: Any, model: Any) -> None:
     """A third draw of the inputs, and weights of another seed: is what comes out still finite, and of a like size?"""
     with Step(task.report, "other_weights"):
         summary = tensors.Summary(task.forward(task.draw(2), model=model.to(task.device).eval()))
@@ -415,7 +417,7 @@ def check_other_weights(task, model):
     task.report.facts(finite=task.finite and summary.finite, seed_std_ratio=high / low if low > 0 else None)
 
 
-def check_train_mode(task, first, outputs, deviations):
+def check_train_mode(task: Any, first: Any, outputs: Any, deviations: Any) -> None:
     """The model in train mode. Its buffers (running statistics) are put back; that it fails there is a fact only."""
     task.report.at("train_mode")
     buffers = {name: buffer.clone() for name, buffer in task.model.named_buffers()}
@@ -435,7 +437,7 @@ def check_train_mode(task, first, outputs, deviations):
                 buffer.copy_(buffers[name])
 
 
-def compile_model(task, first):
+def compile_model(task: Any, first: Any) -> tuple[Any, Any]:
     """The compiled model, after its first call. What compiling needs of the GPU is inside the gate: see `compiler`."""
     with Step(task.report, "compile"):
         torch._dynamo.reset()
@@ -453,19 +455,19 @@ def compile_model(task, first):
     return compiled, results
 
 
-def compiler(task):
+def compiler(task: Any) -> dict[str, Any]:
     """Options of torch.compile: none on a CPU. On a GPU its own compiler, and whatever it made runs alone: its first
     run chooses among kernels by their times, and the timed ones follow."""
     if task.device.type == "cpu":
         return {}
     from torch._inductor.compile_fx import compile_fx
 
-    def gated(graph, examples):
+    def gated(graph: Any, examples: Any):
         # Where the model is compiled in parts, the one before has run.
         task.gate.release()
-        function = compile_fx(graph, examples)
+        function: Any = compile_fx(graph, examples)
 
-        def run(*arguments):
+        def run(*arguments: Any):
             task.gate.hold_alone()
             return function(*arguments)
 
@@ -474,7 +476,7 @@ def compiler(task):
     return {"backend": gated}
 
 
-def choose_kernels_apart(gate):
+def choose_kernels_apart(gate: Any) -> None:
     """Have the compiler take the times that it chooses kernels by while nobody else works on the GPU, and less of them:
     25 ms for each of several candidates for each kernel kept the GPU from others for a quarter of the time."""
     from torch._inductor.runtime.benchmarking import InductorBenchmarker
@@ -482,19 +484,19 @@ def choose_kernels_apart(gate):
 
     choose, benchmark = CachingAutotuner.autotune_to_one_config, InductorBenchmarker.benchmark_gpu
 
-    def shorter(self, call, **named):
+    def shorter(self: Any, call: Any, **named: Any):
         return benchmark(self, call, **{**named, **CHOICE})
 
     InductorBenchmarker.benchmark_gpu = shorter
 
-    def apart(self, *arguments, **named):
+    def apart(self: Any, *arguments: Any, **named: Any):
         with gate.apart():
             return choose(self, *arguments, **named)
 
     CachingAutotuner.autotune_to_one_config = apart
 
 
-def compare_compiled(task, first, results, deviations):
+def compare_compiled(task: Any, first: Any, results: Any, deviations: Any) -> None:
     with Step(task.report, "compile"), task.gate.shared():
         difference = tensors.Difference(task.forward(first), results, deviations)
     task.report.facts(
@@ -504,7 +506,7 @@ def compare_compiled(task, first, results, deviations):
     )
 
 
-def synchronise(device):
+def synchronise(device: Any) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -512,13 +514,13 @@ def synchronise(device):
 class CpuClock:
     """Wall time of a call."""
 
-    def milliseconds(self, call, _launches):
+    def milliseconds(self, call: Any, _launches: Any) -> tuple[float, None]:
         started = time.perf_counter_ns()
         call()
         return (time.perf_counter_ns() - started) / 1e6, None
 
 
-def launch_seconds(task, model, inputs):
+def launch_seconds(task: Any, model: Any, inputs: Any) -> float:
     """How long the CPU is busy with a call, which the clock hides behind a spin."""
     if task.device.type == "cpu":
         return 0.0
@@ -529,7 +531,7 @@ def launch_seconds(task, model, inputs):
     return time.perf_counter() - started
 
 
-def time_calls(task, clock, model, inputs, name):
+def time_calls(task: Any, clock: Any, model: Any, inputs: Any, name: Any) -> None:
     """The median and its company. Trials stop early, though not before three, where they agree or would take too
     long."""
     with Step(task.report, f"{name}_timing"):
@@ -563,11 +565,11 @@ def time_calls(task, clock, model, inputs, name):
     )
 
 
-def quartiles(times):
+def quartiles(times: Any) -> list[Any]:
     return statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [times[0]] * 3
 
 
-def is_enough(times, params):
+def is_enough(times: Any, params: Any) -> Any:
     if len(times) < MINIMUM_TRIALS:
         return False
     if sum(times) > params["timing_s"] * 1000:
@@ -576,7 +578,7 @@ def is_enough(times, params):
     return high - low <= params["settled"] * middle
 
 
-def resident_bytes(field):
+def resident_bytes(field: Any) -> int:
     with open("/proc/self/status", encoding="ascii") as file:
         for line in file:
             if line.startswith(field + ":"):
@@ -584,14 +586,14 @@ def resident_bytes(field):
     return 0
 
 
-def peak_memory(device, before):
+def peak_memory(device: Any, before: Any) -> int:
     """What eager execution took at its peak: allocated on a GPU, added to the resident set on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return max(0, resident_bytes("VmHWM") - before)
 
 
-def prepare_process(setup):
+def prepare_process(setup: Any) -> None:
     """Point every cache at this worker's own folder, and fix the number of threads."""
     folder = os.getcwd()
     os.environ.update(
@@ -606,7 +608,7 @@ def prepare_process(setup):
         torch.cuda.set_per_process_memory_fraction(min(setup["gpu_memory_limit"] / total, 0.25))
 
 
-def measure(setup, job, report, gate, clock):
+def measure(setup: Any, job: Any, report: Any, gate: Any, clock: Any) -> None:
     before = resident_bytes("VmRSS")
     task = Task(setup, job, report, gate)
     task.load()
@@ -652,12 +654,12 @@ def measure(setup, job, report, gate, clock):
             compare_compiled(task, first, results, summary.deviations)
 
 
-def other_model(task):
+def other_model(task: Any) -> Any:
     with Step(task.report, "init"):
         return task.make_model(task.seed + 1)
 
 
-def warm_up(setup, gate):
+def warm_up(setup: Any, gate: Any) -> None:
     """Has torch do what it does once in a process, some of which replaces its own functions, before a task does."""
     device = torch.device(setup["device"])
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Softmax(-1)).eval()
@@ -684,7 +686,7 @@ class Traces:
         __name__,
     )
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._before = {name: dict(vars(sys.modules[name])) for name in self.MODULES if name in sys.modules}
         self._classes = {
             owner: dict(vars(owner))
@@ -694,7 +696,7 @@ class Traces:
         self._settings = self.settings()
 
     @staticmethod
-    def settings():
+    def settings() -> Any:
         backends = torch.backends
         return (
             torch.get_default_dtype(),
@@ -712,7 +714,7 @@ class Traces:
             gc.isenabled(),
         )
 
-    def found(self):
+    def found(self) -> Any:
         """What differs from the beginning, or None."""
         for name, before in self._before.items():
             now = vars(sys.modules[name])
@@ -730,7 +732,7 @@ class Traces:
         return None
 
 
-def clean_up(folder):
+def clean_up(folder: pathlib.Path | str) -> None:
     """Room for the next task: its module, what was compiled, and files, but for compiled kernels, which are found by
     their whole source."""
     sys.modules.pop("task_module", None)
@@ -749,7 +751,7 @@ def clean_up(folder):
             os.unlink(path)
 
 
-def serve(setup, results, commands_descriptor):
+def serve(setup: Any, results: Any, commands_descriptor: Any) -> None:
     """Measure the tasks of the jobs that come, until there are no more."""
     commands, folder = Commands(commands_descriptor), os.getcwd()
     line = commands.line()

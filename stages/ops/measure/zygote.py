@@ -26,6 +26,8 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import fork_server
 import isolation
@@ -38,7 +40,7 @@ KEEPER_FAILED = 251
 FIRST_FAILED = 252
 
 
-def warm_up(request):
+def warm_up(request: Any) -> dict[str, Any]:
     """Import torch, compile something small, and say what is there."""
     import torch
 
@@ -67,7 +69,7 @@ def warm_up(request):
     return answer
 
 
-def warm_up_compiler(torch):
+def warm_up_compiler(torch: Any) -> None:
     import tqdm
 
     # torch.fx draws a progress bar, whose monitor would be a second thread.
@@ -76,13 +78,13 @@ def warm_up_compiler(torch):
     import torch._inductor.compile_fx
 
     class Sample(torch.nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.convolution = torch.nn.Conv2d(3, 8, 3)
             self.normalisation = torch.nn.BatchNorm2d(8)
             self.linear = torch.nn.Linear(8, 8)
 
-        def forward(self, x):
+        def forward(self, x: Any):
             x = torch.relu(self.normalisation(self.convolution(x))).mean((2, 3))
             return torch.softmax(self.linear(x), -1).sum(-1)
 
@@ -96,7 +98,7 @@ def warm_up_compiler(torch):
     torch._dynamo.reset()
 
 
-def count_threads():
+def count_threads() -> Any:
     """Threads of this process, but for the one that the CUDA driver starts when it is asked for devices: no worker on
     a CPU has anything to do with it, and a worker on a GPU never comes from a process that has it."""
     count = 0
@@ -106,11 +108,11 @@ def count_threads():
     return count
 
 
-def fork_instead_of_python(plain_call):
+def fork_instead_of_python(plain_call: Any) -> Callable[..., Any]:
     """The compiler probes each vector instruction set in a Python child that imports torch anew, 2 s each, six in a
     row. A fork of this process already has torch, and an illegal instruction there is as harmless here."""
 
-    def call(command, *args, **kwargs):
+    def call(command: Any, *args: Any, **kwargs: Any):
         if not (isinstance(command, list) and command[:2] == [sys.executable, "-c"] and len(command) == 3):
             return plain_call(command, *args, **kwargs)
         child = os.fork()
@@ -128,7 +130,7 @@ def fork_instead_of_python(plain_call):
     return call
 
 
-def probe_cuda(_setup, results, _commands):
+def probe_cuda(_setup: Any, results: Any, _commands: Any) -> None:
     """Run in a worker: which GPU torch sees, or why it sees none."""
     import torch
 
@@ -141,12 +143,12 @@ def probe_cuda(_setup, results, _commands):
     os.write(results, (json.dumps({"device_name": name, "problem": problem}) + "\n").encode())
 
 
-def probe_walls(_setup, results, _commands):
+def probe_walls(_setup: Any, results: Any, _commands: Any) -> None:
     """Run in a worker: that one can be started at all."""
     os.write(results, b'{"walls": true}\n')
 
 
-def measure(setup, results, commands):
+def measure(setup: Any, results: Any, commands: Any) -> None:
     import task_worker
 
     task_worker.serve(setup, results, commands)
@@ -155,13 +157,13 @@ def measure(setup, results, commands):
 ACTIONS = {"probe_cuda": probe_cuda, "probe_walls": probe_walls, "measure": measure}
 
 
-def exit_code(status):
+def exit_code(status: Any) -> int:
     """A child's end as a number that survives being an exit code itself: 128 + signal, as shells have it."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
-def close_descriptors(*, keep):
+def close_descriptors(*, keep: Any) -> None:
     """Close every descriptor but the kept ones and the three standard ones."""
     low = 3
     for descriptor in sorted(keep):
@@ -170,7 +172,7 @@ def close_descriptors(*, keep):
     os.closerange(low, 1 << 20)
 
 
-def keep_worker(job, commands, result, noise):
+def keep_worker(job: Any, commands: Any, result: Any, noise: Any) -> int:
     """The keeper: makes the namespaces, then `first` in them, tells its process id, and waits for it."""
     close_descriptors(keep=[commands, result, noise])
     isolation.set_dumpable(True)  # Else its own files in /proc would be closed to it.
@@ -196,7 +198,7 @@ def keep_worker(job, commands, result, noise):
     return code
 
 
-def end_orphans():
+def end_orphans() -> None:
     """Without a PID namespace, the task's stray children became the keeper's; end them."""
     while True:
         for child in children_of(os.getpid()):
@@ -207,7 +209,7 @@ def end_orphans():
             return
 
 
-def children_of(process):
+def children_of(process: Any) -> list[int]:
     try:
         with open(f"/proc/{process}/task/{process}/children", encoding="ascii") as file:
             return [int(word) for word in file.read().split()]
@@ -215,7 +217,7 @@ def children_of(process):
         return []
 
 
-def run_first(job, commands, result, noise, gate):
+def run_first(job: Any, commands: Any, result: Any, noise: Any, gate: Any) -> int:
     """The first process of the namespace: puts up the walls, starts the task, waits for it, ends everything."""
     isolation.die_with_parent()
     user = isolation.task_user(job["user"]) if job["walls"] else None
@@ -239,7 +241,7 @@ def run_first(job, commands, result, noise, gate):
             return exit_code(status)
 
 
-def run_task(job, commands, result, noise, user):
+def run_task(job: Any, commands: Any, result: Any, noise: Any, user: Any) -> int:
     """The tasks' own process."""
     arrange_descriptors(commands, result, noise)
     os.chdir(job["scratch"])
@@ -259,7 +261,7 @@ def run_task(job, commands, result, noise, user):
     return 0
 
 
-def arrange_descriptors(commands, result, noise):
+def arrange_descriptors(commands: Any, result: Any, noise: Any) -> None:
     """Standard input is empty, both outputs go to the noise pipe, results to descriptor 3, commands come from 900, and
     nothing else is open. Programs that the task starts don't inherit these two."""
     import fcntl
@@ -274,7 +276,7 @@ def arrange_descriptors(commands, result, noise):
     close_descriptors(keep=[RESULT_DESCRIPTOR, COMMAND_DESCRIPTOR])
 
 
-def run_guarded(body, code_on_error):
+def run_guarded(body: Any, code_on_error: Any) -> None:
     """Run a forked process's body; it must never return into its parent's code."""
     code = code_on_error
     try:
@@ -286,18 +288,18 @@ def run_guarded(body, code_on_error):
         os._exit(code)
 
 
-def start_worker(message, descriptors):
+def start_worker(message: Any, descriptors: Any) -> int:
     """In a fork: becomes the keeper of a worker."""
     commands, result, noise, _ = descriptors
     return keep_worker(json.loads(message), commands, result, noise)
 
 
-def tell_end(kept, code):
+def tell_end(kept: Any, code: Any) -> None:
     """How a keeper ended goes to whoever waits for it, as a number that survives being an exit code itself."""
     os.write(kept[0], json.dumps({"ended": code if code >= 0 else 128 - code}).encode())
 
 
-def main():
+def main() -> None:
     isolation.die_with_parent()
     isolation.set_dumpable(False)
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -6,13 +6,20 @@ and for each usage of an operator the factor by which it is slower (or faster) t
 """
 
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from operator_binding import bind, cost
+
+if TYPE_CHECKING:
+    from compose import Extent
+    from operator_binding import Bound
+
 
 TRANSFORMERS_USAGE = 0
 
@@ -33,7 +40,7 @@ class Device:
     cache_gain: float
     task_bytes: float  # what the tensors of one task may take together, unless a parameter says
 
-    def seconds_to_move(self, moved):
+    def seconds_to_move(self, moved: float) -> float:
         """Slides from one rate to the other while the traffic goes from one to two times the cache."""
         full = moved / (self.gbytes_per_s * 1e9)
         outside = min(1.0, max(0.0, moved / self.cache_bytes - 1.0))
@@ -57,21 +64,21 @@ class Rates:
     device: Device
     factors: dict = field(default_factory=dict)  # (operator, usage) -> {rank: factor}
 
-    def milliseconds(self, operator, usage, rank, flops, moved, steps):
+    def milliseconds(self, operator: str, usage: int, rank: int, flops: float, moved: float, steps: float) -> float:
         """The time of one operator; the built-in estimate where its factor is not known."""
         factor = self.factor(operator, usage, rank)
         if factor is None:
             return milliseconds(self.builtin, flops, moved, steps)
         return factor * milliseconds(self.device, flops, moved, steps)
 
-    def factor(self, operator, usage, rank):
+    def factor(self, operator: str, usage: int, rank: int) -> Any:
         """The factor that was measured at the nearest rank, or None."""
         by_rank = self.factors.get((operator, usage))
         if not by_rank:
             return None
         return by_rank[min(by_rank, key=lambda known: (abs(known - rank), known))]
 
-    def whole_module(self, operator, operators, flops, moved):
+    def whole_module(self, operator: str, operators: int, flops: float, moved: float) -> float:
         """The time of a module of several operators: whether a value stays in the cache depends on one operator's
         traffic, not on the sum."""
         factor = self.factor(operator, TRANSFORMERS_USAGE, 0)
@@ -80,7 +87,7 @@ class Rates:
         return plain if factor is None else factor * plain
 
 
-def rates_of(params, rows=None):
+def rates_of(params: dict[str, Any], rows: list[dict[str, Any]] | None = None) -> Rates:
     """The rates for a stage's parameters: built-in ones, or from the rows of a table of `ops/rates`. A rate that a
     parameter gives takes the place of either."""
     kind = params["device"]
@@ -96,7 +103,7 @@ def rates_of(params, rows=None):
     return Rates(replace(builtin, **given), replace(device, **given), factors)
 
 
-def measured_device(kind, figures):
+def measured_device(kind: str, figures: dict[str, float]) -> Device:
     """A device from the figures that `ops/rates` writes."""
     return replace(
         DEVICES[kind],
@@ -107,18 +114,20 @@ def measured_device(kind, figures):
     )
 
 
-def milliseconds(device, flops, moved, steps):
+def milliseconds(device: Device, flops: float, moved: float, steps: float) -> float:
     seconds = max(flops / (device.gflops * 1e9), device.seconds_to_move(moved))
     return seconds * 1e3 + (device.operator_us + steps * device.step_us) / 1e3
 
 
-def operator_cost(bound, in_shape, out_shape, weights, batch):
+def operator_cost(
+    bound: "Bound", in_shape: "tuple[Extent | int, ...]", out_shape: tuple[int, ...], weights: int, batch: int
+) -> tuple[float, ...]:
     """Cost of a bound operator at another batch size."""
     shape, out = (batch, *in_shape[1:]), (batch, *out_shape[1:])
     return cost(rebound(bound, shape), shape, out, weights)
 
 
-def rebound(bound, shape):
+def rebound(bound: "Bound", shape: "tuple[Extent | int, ...]") -> "Bound":
     """The same operator for another shape of the stream, with every choice as it was."""
     again = bind(bound.usage, shape, lambda _options, symbol: bound.values[symbol], lambda roles: roles[0])
     for operand, settled in zip(again.operands, bound.operands, strict=True):
@@ -130,11 +139,13 @@ class TrafficCounter(TorchDispatchMode):
     """Adds up the bytes that each operator reads and writes, how many operators there are, and the most bytes that
     results take at one time; views are free."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.bytes, self.operators, self.alive, self.peak = 0, 0, 0, 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[torch.Tensor, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> torch.Tensor:
         out = func(*args, **(kwargs or {}))
         if not any(result.alias_info for result in func._schema.returns):
             self.operators += 1
@@ -145,11 +156,11 @@ class TrafficCounter(TorchDispatchMode):
             self.peak = max(self.peak, self.alive)
         return out
 
-    def _released(self, size):
+    def _released(self, size: int) -> None:
         self.alive -= size
 
 
-def tensors(values):
+def tensors(values: list[torch.Tensor]) -> Iterator[torch.Tensor]:
     """The tensors in nested lists and tuples."""
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -168,7 +179,7 @@ class Count:
     alive: float
 
 
-def counted(module, inputs):
+def counted(module: Any, inputs: list[torch.Tensor]) -> Count:
     """A call's `Count`, without computing: everything is on the meta device."""
     traffic, flops = TrafficCounter(), FlopCounterMode(display=False)
     with torch.no_grad(), flops, traffic:
@@ -178,9 +189,9 @@ def counted(module, inputs):
     return Count(flops.get_total_flops(), traffic.bytes, traffic.operators, held + traffic.peak)
 
 
-def load(code, device, seed=3):
+def load(code: str, device: str, seed: int = 3) -> tuple[dict[str, Any], Any]:
     """A task's namespace and its module, on a device."""
-    namespace = {"__name__": "task"}
+    namespace: dict[str, Any] = {"__name__": "task"}
     with torch.device(device):
         exec(compile(code, "task.py", "exec"), namespace)
         torch.manual_seed(seed)
@@ -188,7 +199,7 @@ def load(code, device, seed=3):
     return namespace, module
 
 
-def counted_by_batch(code):
+def counted_by_batch(code: str) -> Callable[..., Any]:
     """A function of the batch size that gives a task's `Count`, a line through what two batch sizes do."""
     namespace, module = load(code, "meta")
     counts = []
@@ -198,7 +209,7 @@ def counted_by_batch(code):
             counts.append(counted(module, namespace["get_inputs"]()))
     low, high = counts
 
-    def at(batch):
+    def at(batch: int):
         share = (batch - 2) / 2
         values = (
             getattr(low, name) + share * (getattr(high, name) - getattr(low, name))

@@ -3,7 +3,7 @@
 import cuda_agent_stage as stage
 
 
-def device_type(program):
+def device_type(program: stage.Program) -> str:
     """`cpu` or `cuda`: what the engine files the results under, which the parameter must not contradict."""
     declared, wanted = program.device["type"], program.params["device"]
     if wanted not in ("auto", declared):

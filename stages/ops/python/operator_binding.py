@@ -21,7 +21,13 @@ Expressions are Python over `shape` (the stream's), the symbols bound so far, an
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compose import Extent
+
 
 SAFE_NAMES = {
     "len": len,
@@ -41,7 +47,7 @@ SAFE_NAMES = {
 DEFAULT_OPTIONS = re.compile(r", (keepdim=False|approximate='none'|bias=True|affine=False)(?=[,)])")
 
 
-def without_defaults(text):
+def without_defaults(text: str) -> str:
     return DEFAULT_OPTIONS.sub("", text)
 
 
@@ -49,7 +55,7 @@ class NotApplicable(Exception):
     """The operator can't follow a stream of this shape."""
 
 
-def evaluate(expression, names):
+def evaluate(expression: float | str, names: dict[str, Any]) -> Any:
     """The value of an expression of a usage; anything that is not text stands for itself."""
     if not isinstance(expression, str):
         return expression
@@ -77,21 +83,21 @@ class Bound:
     operands: list
     names: dict = field(default_factory=dict)
 
-    def is_literal(self, symbol):
+    def is_literal(self, symbol: str) -> bool:
         return bool(self.usage["symbols"][symbol].get("literal"))
 
-    def arguments(self):
+    def arguments(self) -> list[str]:
         """The symbols that are init arguments, in order."""
         return [name for name in self.values if not self.is_literal(name)]
 
-    def construct_line(self, module):
+    def construct_line(self, module: str) -> str | None:
         """The statement that makes the module, or None for a function."""
         template = self.usage.get("construct")
         if template is None:
             return None
         return f"self.{module} = " + without_defaults(template.format_map(self._substitutions("")))
 
-    def call_text(self, stream, module=None):
+    def call_text(self, stream: str, module: str | None = None) -> str:
         names = self._substitutions("self.")
         names |= {"x": stream, "module": f"self.{module}"}
         for operand in self.operands:
@@ -99,23 +105,28 @@ class Bound:
             names[operand.name] = prefix + self.names.get(operand.name, operand.name)
         return without_defaults(self.usage["call"].format_map(names))
 
-    def attributes(self):
+    def attributes(self) -> list[str]:
         """Init arguments that the call itself reads, which the constructor therefore keeps."""
         call = self.usage["call"]
         return [name for name in self.arguments() if "{" + name + "}" in call]
 
-    def _substitutions(self, prefix):
+    def _substitutions(self, prefix: str) -> dict[str, Any]:
         return {
             name: repr(value) if self.is_literal(name) else prefix + self.names.get(name, name)
             for name, value in self.values.items()
         }
 
 
-def first_choice(options, _symbol):
+def first_choice(options: list[Any], _symbol: str) -> Any:
     return options[0]
 
 
-def bind(usage, shape, choose=first_choice, role=lambda roles: roles[0]):
+def bind(
+    usage: dict[str, Any],
+    shape: "tuple[Extent | int, ...]",
+    choose: Callable[..., Any] = first_choice,
+    role: Callable[..., Any] = lambda roles: roles[0],
+) -> Bound:
     """Settle an operator's symbols and operands for a stream of `shape`; raises NotApplicable."""
     if len(shape) not in usage["ranks"]:
         raise NotApplicable("rank")
@@ -149,7 +160,7 @@ def bind(usage, shape, choose=first_choice, role=lambda roles: roles[0]):
     return Bound(usage, values, operands)
 
 
-def _settle(symbol, rule, names, choose):
+def _settle(symbol: str, rule: dict[str, Any], names: dict[str, Any], choose: Callable[..., Any]) -> Any:
     if "value" in rule:
         return choose([evaluate(rule["value"], names)], symbol)
     options = list(evaluate(rule["choices"], names))
@@ -158,12 +169,18 @@ def _settle(symbol, rule, names, choose):
     return choose(options, symbol)
 
 
-def _extents(shape, names):
+def _extents(shape: list[str] | str, names: dict[str, Any]) -> Any:
     """A shape is a list of expressions, or one expression that gives a tuple."""
     return evaluate(shape, names) if isinstance(shape, str) else shape
 
 
-def cost(bound, shape, out_shape, weights, batch_ratio=1.0):
+def cost(
+    bound: Bound,
+    shape: "tuple[Extent | int, ...]",
+    out_shape: "tuple[Extent | int, ...]",
+    weights: int,
+    batch_ratio: float = 1.0,
+) -> tuple[float, ...]:
     """`(flops, bytes, steps)` of one call. `batch_ratio` scales operands that carry the batch."""
     operand_shapes = [operand.shape for operand in bound.operands]
     names = {

@@ -5,12 +5,20 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 OPS = pathlib.Path(__file__).resolve().parent.parent
 TWIN = OPS.parent / "protocol" / "python"
 
 
-def request(folder, kind, params, inputs=None, outputs=()):
+def request(
+    folder: str | pathlib.Path,
+    kind: str,
+    params: dict[str, Any],
+    inputs: dict[str, Any] | None = None,
+    outputs: Iterable[str] = (),
+) -> pathlib.Path:
     """Write `request.json` for a whole-table program and return its path."""
     folder = pathlib.Path(folder)
     (folder / "outputs").mkdir(parents=True, exist_ok=True)
@@ -40,7 +48,7 @@ def request(folder, kind, params, inputs=None, outputs=()):
     return path
 
 
-def environment(program, request_path):
+def environment(program: str | pathlib.Path, request_path: pathlib.Path) -> dict[str, str]:
     paths = [str(pathlib.Path(program).parent), str(OPS / "python"), str(TWIN)]
     return {
         "PATH": os.environ.get("PATH", ""),
@@ -51,7 +59,7 @@ def environment(program, request_path):
     }
 
 
-def run_program(program, request_path):
+def run_program(program: str | pathlib.Path, request_path: pathlib.Path) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; returns the finished process."""
     return subprocess.run(
         [sys.executable, str(program)],
@@ -63,13 +71,13 @@ def run_program(program, request_path):
     )
 
 
-def read_rows(folder, port):
+def read_rows(folder: str | pathlib.Path, port: str) -> list[dict[str, Any]]:
     """The rows that a program wrote as JSON lines."""
     path = pathlib.Path(folder) / "outputs" / f"{port}.jsonl"
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def write_table(path, rows):
+def write_table(path: str | pathlib.Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Write rows as the Parquet file that the engine hands to the next stage."""
     import pyarrow
     import pyarrow.parquet

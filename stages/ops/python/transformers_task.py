@@ -1,12 +1,13 @@
 """The task file of a transformers class: its standalone source, and a Model that makes and calls it."""
 
 import re
+from typing import Any
 
 HEAD = 64
 SIDE = 14  # height and width of a feature map
 
 
-def sizes_at(usage, width):
+def sizes_at(usage: dict[str, Any], width: int) -> dict[str, int]:
     """Every size for a width: the ratios of the library's defaults are kept, heads are 64 wide."""
     heads = max(1, width // HEAD)
     kinds = {
@@ -19,7 +20,7 @@ def sizes_at(usage, width):
     return {name: kinds[size["kind"]](size) for name, size in usage["sizes"].items()}
 
 
-def constants(usage, sizes, batch, tokens):
+def constants(usage: dict[str, Any], sizes: dict[str, int], batch: int, tokens: int) -> dict[str, int]:
     """Module constants in order: the shape's, then the sizes."""
     values = {"batch_size": batch}
     used = {extent for item in usage["inputs"] for extent in item["shape"]}
@@ -37,7 +38,7 @@ def constants(usage, sizes, batch, tokens):
     return values | {name: value for extent, name, value in given if extent in used} | sizes
 
 
-def init_names(usage):
+def init_names(usage: dict[str, Any]) -> list[str]:
     """The sizes that the constructor of the task's Model takes; the others only shape the inputs."""
     taken = {*(usage["config"] or {}), *usage["arguments"]}
     names = [name for name, size in usage["sizes"].items() if size["kind"] not in ("free", "given") or name in taken]
@@ -46,7 +47,7 @@ def init_names(usage):
     return [*names, "sequence_length", *([] if head_name(usage) in names else [head_name(usage)])]
 
 
-def rotary_lines(usage):
+def rotary_lines(usage: dict[str, Any]) -> list[str]:
     """Buffers with the cosines and sines of rotary position embeddings, as the library computes them by default."""
     if not usage.get("rotary"):
         return []
@@ -60,14 +61,14 @@ def rotary_lines(usage):
     ]
 
 
-def head_name(usage):
+def head_name(usage: dict[str, Any]) -> str:
     """The constant for a head's width: the size that the class itself takes, where it takes one."""
     return next((name for name, size in usage["sizes"].items() if size["kind"] == "head_dim"), "head_size")
 
 
-def input_lines(usage):
+def input_lines(usage: dict[str, Any]) -> list[str]:
     """The items of the list that get_inputs returns."""
-    names = {
+    names: dict[Any, str] = {
         "batch": "batch_size",
         "tokens": "sequence_length",
         "image": "image_size",
@@ -78,14 +79,16 @@ def input_lines(usage):
     }
     lines = []
     for item in usage["inputs"]:
-        extents = ", ".join(names.get(extent, extent) for extent in item["shape"])
+        extents = ", ".join(str(names.get(extent, extent)) for extent in item["shape"])
         # Indices are below the size that the fill names: `index:vocab_size`.
         kind, _, high = item["fill"].partition(":")
         lines.append(f"torch.randint(0, {high}, ({extents}))" if kind == "index" else f"torch.{kind}({extents})")
     return lines
 
 
-def task_code(usage, source, header, sizes, batch, tokens):
+def task_code(
+    usage: dict[str, Any], source: str, header: list[str], sizes: dict[str, int], batch: int, tokens: int
+) -> str:
     """The whole file."""
     init = init_names(usage)
     attribute = attribute_name(usage["class"])
@@ -139,7 +142,7 @@ def task_code(usage, source, header, sizes, batch, tokens):
     return "\n".join(lines)
 
 
-def wrapped(opening, items, closing):
+def wrapped(opening: str, items: list[str], closing: str) -> list[str]:
     """One line where it fits, else one item a line."""
     line = opening + ", ".join(items) + closing
     if len(line) <= 110:
@@ -148,12 +151,12 @@ def wrapped(opening, items, closing):
     return [opening, *(f"{indent}{item}," for item in items), indent[4:] + closing]
 
 
-def attribute_name(class_name):
+def attribute_name(class_name: str) -> str:
     words = {"MLP": "mlp", "Attention": "attention", "Norm": "norm", "Layer": "layer", "Block": "block"}
     return next((name for word, name in words.items() if word in class_name), "module")
 
 
-def header_lines(row):
+def header_lines(row: dict[str, Any]) -> list[str]:
     return [
         (
             f"{row['qualified'].rsplit('.', 1)[-1]} and what it needs, taken from {row['path']} of transformers "

@@ -11,6 +11,8 @@ import statistics
 import sys
 import time
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -34,10 +36,10 @@ REPEATS, MOST_SECONDS = 5, 0.1
 class Stopwatch:
     """Times calls on a device: CUDA events on a GPU, the clock on a CPU."""
 
-    def __init__(self, device):
+    def __init__(self, device: str) -> None:
         self.device = device
 
-    def seconds(self, call):
+    def seconds(self, call: Callable[[], object]) -> float:
         if self.device == "cpu":
             start = time.perf_counter()
             call()
@@ -49,7 +51,7 @@ class Stopwatch:
         after.synchronize()
         return before.elapsed_time(after) / 1e3
 
-    def median(self, call, repeats=REPEATS, most_seconds=MOST_SECONDS):
+    def median(self, call: Callable[[], object], repeats: int = REPEATS, most_seconds: float = MOST_SECONDS) -> float:
         """The median of some calls after one to warm up; fewer where they take long."""
         first = self.seconds(call)
         times = [self.seconds(call)]
@@ -61,7 +63,7 @@ class Stopwatch:
 # ---- operators
 
 
-def fill(kind, shape, device, classes):
+def fill(kind: Any, shape: tuple[int, ...], device: str, classes: int) -> torch.Tensor:
     """Random values of the fills that usages name; zeros would be faster than what models compute with."""
     if kind.startswith("index"):
         return torch.randint(0, classes, shape, device=device)
@@ -73,7 +75,9 @@ def fill(kind, shape, device, classes):
     return {"rand": values, "positive": values + 0.5, "unit": values * 1.8 - 0.9, "above_one": values + 1.1}[kind]
 
 
-def operator_at(usage, rank, elements, device):
+def operator_at(
+    usage: dict[str, Any], rank: int, elements: int, device: str
+) -> tuple[Callable[..., Any], tuple[float, float, float]]:
     """A call of an operator on a stream of about so many elements, and the `Count` of its formulas."""
     sample = INDEX_SAMPLE if usage["input"] == "index" else SAMPLES[rank]
     shape = (max(2, elements // math.prod(sample)), *sample)
@@ -101,7 +105,7 @@ def operator_at(usage, rank, elements, device):
     return (lambda: eval(code, scope)), (flops, moved, steps)
 
 
-def time_operator(job, stopwatch):
+def time_operator(job: dict[str, Any], stopwatch: Stopwatch) -> dict[str, float]:
     """The seconds of a usage at a rank, and the terms of its roofline at the size that they were taken at."""
     usage, rank, elements = job["usage"], job["rank"], job["elements"]
     call, terms = operator_at(usage, rank, max(2, int(elements * FIRST_SHARE)), stopwatch.device)
@@ -118,7 +122,7 @@ def time_operator(job, stopwatch):
 # ---- classes of transformers
 
 
-def time_class(job, stopwatch):
+def time_class(job: dict[str, Any], stopwatch: Stopwatch) -> dict[str, Any]:
     """The seconds of a class's task, and what it does, as it is counted on the meta device."""
     row, usage = job["row"], job["usage"]
     sizes = transformers_task.sizes_at(usage, WIDTH)
@@ -138,7 +142,7 @@ def time_class(job, stopwatch):
     return {"seconds": seconds, "flops": count.flops, "moved": count.moved, "operators": count.operators}
 
 
-def class_call(namespace, module, batch, device):
+def class_call(namespace: dict[str, Any], module: Any, batch: int, device: str) -> Callable[..., Any]:
     namespace["batch_size"] = batch
     with torch.device(device):
         inputs = namespace["get_inputs"]()
@@ -148,7 +152,7 @@ def class_call(namespace, module, batch, device):
 # ---- the device
 
 
-def device_figures(stopwatch):
+def device_figures(stopwatch: Stopwatch) -> dict[str, Any]:
     """What the device does at best in the operations that estimates are made of."""
     on_gpu = stopwatch.device == "cuda"
     size = 4096 if on_gpu else 1024
@@ -165,19 +169,19 @@ def device_figures(stopwatch):
     }
 
 
-def operator_seconds(stopwatch):
+def operator_seconds(stopwatch: Stopwatch) -> float:
     """What an operator takes on so little data that only its start counts, in a row of them."""
     value = torch.randn(16, 16, device=stopwatch.device)
     number = 200
 
-    def row():
+    def row() -> None:
         for _ in range(number):
             torch.sin(value)
 
     return stopwatch.median(row, repeats=9) / number
 
 
-def memory_bytes(device):
+def memory_bytes(device: str) -> int:
     if device == "cuda":
         return torch.cuda.get_device_properties(0).total_memory
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -192,7 +196,7 @@ ACTIONS = {
 }
 
 
-def answer(job, stopwatch):
+def answer(job: dict[str, Any], stopwatch: Stopwatch) -> tuple[dict[str, str], bool]:
     """`(answer, whether the process can go on)`."""
     try:
         with torch.no_grad():
@@ -209,7 +213,7 @@ def answer(job, stopwatch):
             torch.cuda.empty_cache()
 
 
-def main():
+def main() -> None:
     # What operators print must not get among the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -13,10 +13,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TextIO
 
 import cuda_agent_stage as stage
 from estimate import measured_device, milliseconds
 from granted_device import device_type
+
+if TYPE_CHECKING:
+    from estimate import Device
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 FACTOR_STEP = 2**0.5
@@ -33,11 +38,11 @@ CLASS_RANK = 0
 class Worker:
     """A process that answers jobs; started again after one that it did not survive."""
 
-    def __init__(self, device, log):
+    def __init__(self, device: str, log: Callable[..., Any]) -> None:
         self.command = [sys.executable, os.path.join(HERE, "rate_worker.py"), device]
         self.log, self.process, self.name = log, None, None
 
-    def start(self):
+    def start(self) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_AGENT_")}
         self.process = subprocess.Popen(
             self.command,
@@ -58,19 +63,19 @@ class Worker:
             raise stage.StageError("torch sees no CUDA device", kind="device", hint="`cuda-agent doctor` says why")
 
     @staticmethod
-    def _read(pipe, lines):
+    def _read(pipe: TextIO, lines: queue.Queue[Any]) -> None:
         for line in pipe:
             lines.put(line)
         lines.put(None)
 
-    def _next(self, seconds):
+    def _next(self, seconds: int) -> dict[str, Any] | None:
         try:
             line = self.lines.get(timeout=seconds)
         except queue.Empty:
             return None
         return None if line is None else json.loads(line)
 
-    def do(self, job, seconds):
+    def do(self, job: dict[str, Any], seconds: int) -> dict[str, Any]:
         """The answer to a job, with `reason` in place of figures where there are none."""
         if self.process is None or self.process.poll() is not None:
             self.stop()
@@ -88,24 +93,32 @@ class Worker:
             return {"reason": "timeout" if late else "the process ended"}
         return answer
 
-    def stop(self):
+    def stop(self) -> None:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
             self.process = None
 
 
-def coarse(value, step):
+def coarse(value: float, step: float) -> float:
     """The nearest power of `step`, to three significant digits."""
     return float(f"{step ** round(math.log(value, step)):.3g}")
 
 
-def device_rows(figures):
+def device_rows(figures: dict[str, float]) -> list[dict[str, Any]]:
     """Rows of the device's own figures."""
     return [row("device", name, None, None, coarse(value, FIGURE_STEP), None, value) for name, value in figures.items()]
 
 
-def row(kind, name, usage, rank, value, reason, measured):
+def row(
+    kind: str,
+    name: str,
+    usage: int | None,
+    rank: int | None,
+    value: float | None,
+    reason: str | None,
+    measured: float | None,
+) -> dict[str, Any]:
     return {
         "kind": kind,
         "name": name,
@@ -117,7 +130,7 @@ def row(kind, name, usage, rank, value, reason, measured):
     }
 
 
-def jobs_of(operators, device):
+def jobs_of(operators: list[dict[str, Any]], device: str) -> list[tuple[str, int, int, dict[str, Any]]]:
     """`(name, usage's number, rank, job)` of everything to measure, the most useful first."""
     elements = ELEMENTS[device]
     passes = [[] for _ in RANK_ORDER]
@@ -147,7 +160,7 @@ def jobs_of(operators, device):
     return [entry for entries in passes for entry in entries]
 
 
-def factor_of(device, answer):
+def factor_of(device: "Device", answer: dict[str, Any]) -> float:
     """Seconds over the roofline's estimate."""
     if "operators" in answer:
         number = max(1, answer["operators"])
@@ -157,7 +170,15 @@ def factor_of(device, answer):
     return answer["seconds"] * 1e3 / estimate
 
 
-def measured_rows(worker, operators, kind, device, budget_s, limit_s, progress):
+def measured_rows(
+    worker: Worker,
+    operators: list[dict[str, Any]],
+    kind: str,
+    device: "Device",
+    budget_s: int,
+    limit_s: int,
+    progress: Callable[..., Any],
+) -> list[dict[str, Any]]:
     """A row for each usage at each rank; once the budget is spent, only its first rank counts and the rest is left."""
     jobs = jobs_of(operators, kind)
     ends = time.monotonic() + budget_s
@@ -174,7 +195,7 @@ def measured_rows(worker, operators, kind, device, budget_s, limit_s, progress):
     return sorted(rows, key=lambda item: (item["name"], item["usage"], item["rank"]))
 
 
-def check_model(program, kind, name):
+def check_model(program: stage.Program, kind: str, name: str | None) -> None:
     """The GPU that was measured must be the one that the result is filed under."""
     if kind == "cuda" and name != program.device["model"]:
         raise stage.StageError(
@@ -182,7 +203,7 @@ def check_model(program, kind, name):
         )
 
 
-def work(program):
+def work(program: stage.Program) -> None:
     kind = device_type(program)
     operators = program.read_table(
         "operators", ["operator", "qualified", "library", "version", "family", "usages", "source", "path"]
@@ -204,7 +225,7 @@ def work(program):
     program.write_table("rates", rows)
 
 
-def report(program, rows, figures):
+def report(program: stage.Program, rows: list[dict[str, Any]], figures: dict[str, float]) -> None:
     """The device's figures, and how many usages have none."""
     for name, value in figures.items():
         program.metric(name, value)

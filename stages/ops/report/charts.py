@@ -5,6 +5,8 @@ are those of its own coordinates.
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import markupsafe
 
@@ -14,37 +16,37 @@ LABELS = 262
 FIGURES = 170
 
 
-def _svg(height, title, marks):
+def _svg(height: float, title: str, marks: list[markupsafe.Markup]) -> markupsafe.Markup:
     body = markupsafe.Markup("\n").join(marks)
     return markupsafe.Markup(
         '<svg viewBox="0 0 {} {}" role="img" aria-label="{}" xmlns="http://www.w3.org/2000/svg">\n{}\n</svg>'
     ).format(WIDTH, round(height), title, body)
 
 
-def _text(x, y, text, kind="label", anchor="start"):
+def _text(x: float, y: float, text: str, kind: str = "label", anchor: str = "start") -> markupsafe.Markup:
     return markupsafe.Markup('<text x="{}" y="{}" class="{}" text-anchor="{}">{}</text>').format(
         round(x, 1), round(y, 1), kind, anchor, text
     )
 
 
-def _line(x1, y1, x2, y2, kind):
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> markupsafe.Markup:
     return markupsafe.Markup('<line x1="{}" y1="{}" x2="{}" y2="{}" class="{}"/>').format(
         round(x1, 1), round(y1, 1), round(x2, 1), round(y2, 1), kind
     )
 
 
-def _bar(x, y, width, height, kind, tooltip):
+def _bar(x: float, y: float, width: float, height: float, kind: str, tooltip: str) -> markupsafe.Markup:
     return markupsafe.Markup(
         '<rect x="{}" y="{}" width="{}" height="{}" rx="2" class="{}"><title>{}</title></rect>'
     ).format(round(x, 1), round(y, 1), round(max(width, 0.0), 1), round(max(height, 0.0), 1), kind, tooltip)
 
 
-def shorten(text, limit=34):
+def shorten(text: str, limit: int = 34) -> str:
     """Text that fits beside a bar; the tooltip has all of it."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def bars(title, rows):
+def bars(title: str, rows: list[dict[str, Any]]) -> Any:
     """Horizontal bars. A row is {label, value, text} and may have `kind` ("first", "second"), `mark` (a value that a
     line is drawn at) and `tooltip`."""
     most = max([row["value"] for row in rows] + [row.get("mark") or 0 for row in rows] + [1e-12])
@@ -67,14 +69,14 @@ def bars(title, rows):
     return _svg(len(rows) * LINE + 4, title, marks)
 
 
-def log_edges(values, per_decade=8):
+def log_edges(values: list[float], per_decade: int = 8) -> list[float]:
     """Edges of bins of equal ratio that hold all (positive) values."""
     low = math.floor(math.log10(min(values)) * per_decade + 1e-9)
     high = math.floor(math.log10(max(values)) * per_decade + 1e-9) + 1
     return [10 ** (place / per_decade) for place in range(low, high + 1)]
 
 
-def count(values, edges):
+def count(values: list[float], edges: list[float]) -> list[int]:
     """How many values are in each bin; what is beyond the edges is in the first or the last one."""
     counts = [0] * (len(edges) - 1)
     for value in values:
@@ -86,7 +88,7 @@ def count(values, edges):
 HEIGHT, LEFT, BOTTOM, TOP = 240, 46, 40, 28
 
 
-def round_ticks(most, about=5):
+def round_ticks(most: int, about: int = 5) -> list[int]:
     """Whole numbers at equal, round steps from 0 up to `most`, at most `about` steps."""
     step = 1
     for power in range(12):
@@ -97,20 +99,28 @@ def round_ticks(most, about=5):
     return [0, most]
 
 
-def histogram(title, edges, series, unit, ticks, lines=(), log=True):
+def histogram(
+    title: str,
+    edges: list[float],
+    series: list[tuple[str, list[int]]],
+    unit: str,
+    ticks: list[tuple[float, str]],
+    lines: Sequence[tuple[float, str]] = (),
+    log: bool = True,
+) -> Any:
     """Counts by bin. `series` is [(name, counts)] of one or two: bars side by side in each bin. `ticks` are values on
     the axis as [(value, text)], `lines` the same for limits that are drawn."""
     position = math.log if log else float
     first, last = position(edges[0]), position(edges[-1])
     span = (last - first) or 1.0
 
-    def x(value):
+    def x(value: float):
         return LEFT + (position(value) - first) / span * (WIDTH - LEFT - 12)
 
     most = max([max(counts, default=0) for _, counts in series] + [1])
     floor = HEIGHT - BOTTOM
 
-    def y(value):
+    def y(value: int):
         return floor - value / most * (floor - TOP)
 
     marks = []
@@ -150,22 +160,22 @@ def histogram(title, edges, series, unit, ticks, lines=(), log=True):
     return _svg(HEIGHT, title, marks)
 
 
-def ranks(title, counts, limits):
+def ranks(title: str, counts: list[int], limits: Sequence[tuple[Any, str]]) -> markupsafe.Markup:
     """Values of sorted counts over their rank, with limits as lines: [(value, text)]."""
     most = max([counts[0] if counts else 1] + [value for value, _ in limits] + [1])
     floor, height = HEIGHT - BOTTOM, HEIGHT
 
-    def x(rank):
+    def x(rank: int):
         return LEFT + rank / max(len(counts), 1) * (WIDTH - LEFT - 12)
 
-    def y(value):
+    def y(value: int):
         return floor - value / most * (floor - TOP)
 
     marks = []
     for value in round_ticks(most):
         marks.append(_line(LEFT, y(value), WIDTH - 12, y(value), "grid" if value else "axis"))
         marks.append(_text(LEFT - 6, y(value) + 4, f"{value:,}", "tick", "end"))
-    outline = [(LEFT, floor)]
+    outline: list[tuple[float, float]] = [(LEFT, floor)]
     for rank, value in enumerate(counts):
         outline += [(x(rank), y(value)), (x(rank + 1), y(value))]
     outline.append((x(len(counts)), floor))
@@ -181,14 +191,14 @@ def ranks(title, counts, limits):
     return _svg(height, title, marks)
 
 
-def decades(edges):
+def decades(edges: list[float]) -> list[tuple[float, str]]:
     """Ticks at 1, 2 and 5 times the powers of ten within the edges, or the powers alone where they are many."""
     low, high = math.floor(math.log10(edges[0])), math.ceil(math.log10(edges[-1]))
     steps = (1, 2, 5) if high - low <= 3 else (1,)
     return [(step * 10.0**power, short(step * 10.0**power)) for power in range(low, high + 1) for step in steps]
 
 
-def short(value):
+def short(value: float) -> str:
     """Three significant digits, without needless zeros."""
     if value == 0:
         return "0"

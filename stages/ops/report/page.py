@@ -7,6 +7,8 @@ the page comes from anywhere else, and equal inputs make equal bytes.
 import csv
 import json
 import os
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jinja2
 
@@ -17,7 +19,7 @@ import figures
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def read(path, needed, port):
+def read(path: str, needed: list[str], port: str) -> list[dict[str, Any]]:
     """The rows of a Parquet file that must have some columns."""
     import pyarrow.parquet
 
@@ -32,7 +34,7 @@ def read(path, needed, port):
     return table.to_pylist()
 
 
-def optional(program, port, needed):
+def optional(program: stage.Program, port: str, needed: list[str]) -> list[dict[str, Any]] | None:
     """The rows of an optional table, of all of them where the port takes several; None where none is given."""
     entry = program.inputs.get(port)
     if not entry:
@@ -40,7 +42,7 @@ def optional(program, port, needed):
     return [row for each in entry.get("list", [entry]) for row in read(each["path"], needed, port)]
 
 
-def read_funnel(program):
+def read_funnel(program: stage.Program) -> dict[str, Any] | None:
     folder = program.input_path("report")
     path = os.path.join(folder, "funnel.json") if folder else None
     if path is None or not os.path.exists(path):
@@ -57,7 +59,7 @@ def read_funnel(program):
     return summary
 
 
-def check_params(params):
+def check_params(params: dict[str, Any]) -> None:
     for name in ("shares", "families"):
         for key, weight in params[name].items():
             if isinstance(weight, bool) or not isinstance(weight, (int, float)) or weight < 0:
@@ -67,11 +69,11 @@ def check_params(params):
 class Tables:
     """CSV files of the page's figures."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: str) -> None:
         self.folder, self.written = folder, []
         os.makedirs(folder, exist_ok=True)
 
-    def write(self, name, header, rows):
+    def write(self, name: str, header: list[str], rows: Iterable[Sequence[object]]) -> None:
         rows = list(rows)
         if not rows:
             return
@@ -82,7 +84,9 @@ class Tables:
         self.written.append((name, len(rows), header))
 
 
-def funnel_section(summary, rejected, published, tables):
+def funnel_section(
+    summary: dict[str, Any] | None, rejected: list[dict[str, str]] | None, published: int, tables: Tables
+) -> dict[str, Any] | None:
     if summary is None:
         return None
     steps = figures.funnel(summary, rejected or [])
@@ -128,12 +132,12 @@ def funnel_section(summary, rejected, published, tables):
     }
 
 
-def signed(value):
+def signed(value: float) -> str:
     """With a sign, and a minus that is as wide as the plus."""
     return f"{value:+.2f}".replace("-", "−")
 
 
-def shares_section(samples, params, tables):
+def shares_section(samples: list[dict[str, str]], params: dict[str, Any], tables: Tables) -> dict[str, Any]:
     found = figures.shares([row["data_source"] for row in samples], params["shares"])
     rows = [
         {
@@ -155,7 +159,7 @@ def shares_section(samples, params, tables):
     return {"rows": found, "furthest": furthest, "chart": charts.bars("Shares of the categories", rows)}
 
 
-def times_section(measurements, tables):
+def times_section(measurements: list[dict[str, Any]], tables: Tables) -> dict[str, Any] | None:
     eager, compiled = (figures.values(measurements, name) for name in ("eager_ms", "compiled_ms"))
     eager, compiled = ([value for value in values if value > 0] for values in (eager, compiled))
     if not eager:
@@ -183,7 +187,9 @@ def times_section(measurements, tables):
     }
 
 
-def ratio_chart(title, numbers, unit, table, tables, lines=()):
+def ratio_chart(
+    title: str, numbers: list[float], unit: str, table: str, tables: Tables, lines: Sequence[tuple[float, str]] = ()
+) -> dict[str, Any] | None:
     """A histogram of positive ratios with its quantiles, or None."""
     if not numbers:
         return None
@@ -199,14 +205,14 @@ def ratio_chart(title, numbers, unit, table, tables, lines=()):
     }
 
 
-def operators_section(samples, params, tables):
+def operators_section(samples: list[dict[str, str]], params: dict[str, Any], tables: Tables) -> dict[str, Any]:
     found, rows = figures.operators(samples), len(samples)
     caps = {name: figures.limit(params[f"max_{name}_share"], rows) for name in ("operator", "wide", "bilinear", "pair")}
 
-    def cap_of(name):
+    def cap_of(name: str):
         return caps["wide"] if figures.is_wide(name) else caps["operator"]
 
-    def bar(name, count, cap, kind):
+    def bar(name: str, count: int, cap: int | None, kind: str):
         text = f"{count:,} · {100 * count / rows:.2f} %"
         return {"label": name, "value": count, "text": text, "mark": cap, "kind": kind}
 
@@ -249,7 +255,9 @@ def operators_section(samples, params, tables):
     }
 
 
-def families_section(samples, measurements, params, tables):
+def families_section(
+    samples: list[dict[str, str]], measurements: list[dict[str, Any]], params: dict[str, Any], tables: Tables
+) -> dict[str, Any] | None:
     found = figures.families(samples, measurements, params["families"])
     if not found:
         return None
@@ -259,7 +267,7 @@ def families_section(samples, measurements, params, tables):
         ([entry[name] for name in ("family", "uses", "percent", "asked")] for entry in found),
     )
 
-    def bar(entry):
+    def bar(entry: dict[str, Any]):
         text, asked = f"{entry['percent']:.1f} %", entry["asked"]
         if asked:
             text += f" · {entry['percent'] / asked:.2f} × weight"
@@ -274,7 +282,7 @@ def families_section(samples, measurements, params, tables):
     }
 
 
-def roofline_section(measurements, tables):
+def roofline_section(measurements: list[dict[str, Any]], tables: Tables) -> dict[str, Any] | None:
     headroom = figures.ratios(measurements, "eager_ms", "roofline_ms")
     chart = ratio_chart(
         "Eager time over the roofline", headroom, "times the roofline", "headroom", tables, [(1.0, "the roofline")]
@@ -283,7 +291,7 @@ def roofline_section(measurements, tables):
     return chart and {**chart, "limits": limits}
 
 
-def similarity_section(summary, tables):
+def similarity_section(summary: dict[str, Any] | None, tables: Tables) -> dict[str, Any] | None:
     found = figures.similarity(summary)
     if found is None:
         return None
@@ -304,7 +312,9 @@ def similarity_section(summary, tables):
     return {**found, "chart": chart}
 
 
-def left_out_section(rows, column, table, title, tables):
+def left_out_section(
+    rows: list[dict[str, Any]] | None, column: str, table: str, title: str, tables: Tables
+) -> dict[str, Any] | None:
     if rows is None:
         return None
     names, entries = figures.by_reason(rows, column)
@@ -319,7 +329,7 @@ def left_out_section(rows, column, table, title, tables):
     return {"names": names, "entries": entries, "total": len(rows), "chart": chart}
 
 
-def time_use_section(measurements, tables):
+def time_use_section(measurements: list[dict[str, Any]], tables: Tables) -> dict[str, Any] | None:
     found = figures.time_use(measurements)
     if found is None:
         return None
@@ -340,7 +350,7 @@ def time_use_section(measurements, tables):
     }
 
 
-def sections(program, tables):
+def sections(program: stage.Program, tables: Tables) -> dict[str, Any]:
     """All that the page shows, by name; a section without figures is None."""
     params = program.params
     check_params(params)
@@ -377,7 +387,7 @@ def sections(program, tables):
     }
 
 
-def render(content):
+def render(content: dict[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -390,7 +400,7 @@ def render(content):
     return environment.get_template("page.html").render(**content)
 
 
-def work(program):
+def work(program: stage.Program) -> None:
     folder = program.output_path("page")
     content = sections(program, Tables(os.path.join(folder, "tables")))
     with open(os.path.join(folder, "index.html"), "w", encoding="utf-8", newline="\n") as file:

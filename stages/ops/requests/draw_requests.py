@@ -8,6 +8,7 @@ import ast
 import json
 import random
 import re
+from typing import Any
 
 import cuda_agent_stage as stage
 from operator_binding import evaluate
@@ -32,7 +33,9 @@ DOMAINS = {
 class Drawer:
     """The operators by family, with the weights that they are drawn by."""
 
-    def __init__(self, operators, families, operator_weights):
+    def __init__(
+        self, operators: list[dict[str, str]], families: dict[str, int], operator_weights: dict[str, Any]
+    ) -> None:
         self.families, self.operator_weights = families, operator_weights
         self.operators = []
         for row in sorted(operators, key=lambda row: row["operator"]):
@@ -40,11 +43,11 @@ class Drawer:
             if self._weight(row) > 0 and usages:
                 self.operators.append({**row, "usages": usages})
 
-    def _weight(self, row):
+    def _weight(self, row: dict[str, str]) -> float:
         family = float(self.families.get(row["family"], OTHER_FAMILY))
         return family * float(self.operator_weights.get(row["operator"], 1.0))
 
-    def draw(self, rng, length):
+    def draw(self, rng: random.Random, length: int) -> tuple[list[dict[str, Any]], int] | None:
         """`length` operators and the rank that all of them take, or None where no attempt found any."""
         for _ in range(ATTEMPTS):
             rank = rng.choices(list(RANK_WEIGHTS), list(RANK_WEIGHTS.values()))[0]
@@ -58,7 +61,7 @@ class Drawer:
                 return chain, rank
         return None
 
-    def _pick(self, rng, pool):
+    def _pick(self, rng: random.Random, pool: list[dict[str, Any]]) -> dict[str, Any]:
         """A family by its weight, then one of its operators by theirs: a large family is drawn no more often."""
         names = sorted({row["family"] for row in pool})
         family = rng.choices(names, [float(self.families.get(name, OTHER_FAMILY)) for name in names])[0]
@@ -67,7 +70,7 @@ class Drawer:
         return rng.choices(members, weights)[0]
 
 
-def follows(row, rank, chain):
+def follows(row: dict[str, Any], rank: int, chain: list[dict[str, Any]]) -> bool:
     """Whether an operator can stand at the end of `chain`."""
     usages = [usage for usage in row["usages"] if rank in usage["ranks"]]
     if not usages:
@@ -82,7 +85,7 @@ def follows(row, rank, chain):
     return any(usage["input"] == "float" and usage["domain"] == "any" for usage in usages)
 
 
-def literal(expression):
+def literal(expression: str | None) -> list[int] | None:
     """The value of an expression that is a plain Python value, or None."""
     try:
         return ast.literal_eval(expression) if isinstance(expression, str) else expression
@@ -90,7 +93,7 @@ def literal(expression):
         return None
 
 
-def choices_of(rule, rank):
+def choices_of(rule: dict[str, str], rank: int) -> list[int] | None:
     """Values that a symbol may have: those of a plain list, or of an expression for a stream like EXTENTS."""
     choices = literal(rule.get("choices"))
     if choices is not None or "choices" not in rule:
@@ -101,7 +104,7 @@ def choices_of(rule, rank):
         return None  # It depends on other symbols.
 
 
-def symbol_notes(usage, rank):
+def symbol_notes(usage: dict[str, Any], rank: int) -> tuple[dict[str, Any], list[str]]:
     """`(substitutions, notes)`: what stands for each symbol in the templates, and what is said about its values."""
     texts, notes = {}, []
     for name, rule in usage["symbols"].items():
@@ -122,7 +125,7 @@ def symbol_notes(usage, rank):
     return texts, notes
 
 
-def describe(row, rank):
+def describe(row: dict[str, Any], rank: int) -> str:
     """One Markdown item: what the operator is, and how it is constructed and called on tensors of this rank."""
     usage = next(usage for usage in row["usages"] if rank in usage["ranks"])
     texts, notes = symbol_notes(usage, rank)
@@ -145,7 +148,7 @@ def describe(row, rank):
     return "".join(parts) + " " + "; ".join(notes) + "."
 
 
-def request(drawer, seed, index, category):
+def request(drawer: Drawer, seed: int, index: int, category: str) -> dict[str, Any]:
     drawn = drawer.draw(random.Random(f"{seed}/{index}/{category}"), int(category[-1]))
     if drawn is None:
         raise stage.StageError(
@@ -164,14 +167,14 @@ def request(drawer, seed, index, category):
     }
 
 
-def check_weights(params):
+def check_weights(params: dict[str, Any]) -> None:
     for name in ("shares", "families", "operator_weights"):
         for key, value in params[name].items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
                 raise stage.StageError(f"{name}: the weight of {key} is {value!r}, not a number from 0", kind="params")
 
 
-def work(program):
+def work(program: stage.Program) -> None:
     params = program.params
     check_weights(params)
     rows = program.read_table("operators", ["operator", "library", "family", "summary", "usages"])

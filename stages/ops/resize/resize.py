@@ -9,9 +9,13 @@ import ast
 import json
 import math
 import random
+from typing import TYPE_CHECKING, Any
 
 import cuda_agent_stage as stage
 from estimate import milliseconds, rates_of
+
+if TYPE_CHECKING:
+    from estimate import Device
 
 BATCHES = sorted({base * 2**power for base in (1, 3, 5) for power in range(20)} - {1})
 KEPT = (
@@ -31,24 +35,26 @@ KEPT = (
 class LeftOut(Exception):
     """No batch size suits the task. The reason is for counting."""
 
-    def __init__(self, reason, detail):
+    def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.reason, self.detail = reason, detail
 
 
-def at_batch(work, written, batch):
+def at_batch(work: dict[str, list[float]], written: int, batch: int) -> dict[str, float]:
     """`work` at another batch size: a line through its values at the written one and at twice that."""
     share = (batch - written) / written
     return {name: max(0.0, low + share * (high - low)) for name, (low, high) in work.items()}
 
 
-def estimate_ms(device, work):
+def estimate_ms(device: "Device", work: dict[str, float]) -> float:
     """Eager time. Whether a value stays in the cache depends on one operator's traffic, not on the sum."""
     operators = max(1.0, work["operators"])
     return operators * milliseconds(device, work["flops"] / operators, work["moved"] / operators, 0)
 
 
-def choose_batch(rng, device, work, written, params):
+def choose_batch(
+    rng: random.Random, device: "Device", work: dict[str, list[float]], written: int, params: dict[str, Any]
+) -> tuple[int, float]:
     """`(batch, estimate)` near a target from the middle half of the range on a logarithmic scale. Raises LeftOut."""
     low, high = params["target_ms_min"], params["target_ms_max"]
     middle, half = (math.log(low) + math.log(high)) / 2, (math.log(high) - math.log(low)) / 2
@@ -68,7 +74,7 @@ def choose_batch(rng, device, work, written, params):
     return batch, times[batch]
 
 
-def with_batch(code, batch):
+def with_batch(code: str, batch: int) -> str:
     """The file with another value of its constant `batch_size`. Raises LeftOut."""
     for node in ast.parse(code).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -85,7 +91,7 @@ def with_batch(code, batch):
     raise LeftOut("no constant", "the file has no top-level constant batch_size")
 
 
-def resized(row, device, params):
+def resized(row: dict[str, Any], device: "Device", params: dict[str, Any]) -> dict[str, Any]:
     rng = random.Random(row["task_id"])
     batch, estimate = choose_batch(rng, device, json.loads(row["work"]), row["batch_size"], params)
     return {
@@ -96,7 +102,7 @@ def resized(row, device, params):
     }
 
 
-def check_columns(row):
+def check_columns(row: dict[str, Any]) -> None:
     missing = [name for name in (*KEPT, "code", "batch_size", "work") if name not in row]
     if missing:
         raise stage.StageError(
@@ -106,7 +112,7 @@ def check_columns(row):
         )
 
 
-def work(program):
+def work(program: stage.Program) -> None:
     params = program.params
     if params["target_ms_min"] > params["target_ms_max"]:
         raise stage.StageError("target_ms_min is above target_ms_max", kind="params")

@@ -12,6 +12,7 @@ nothing tells them from a scale that happens to be 1. So they reject too; `accep
 import fnmatch
 import json
 import os
+from typing import Any
 
 import cuda_agent_stage as stage
 import report
@@ -26,8 +27,10 @@ DETAILS = ("profile_error", "error")
 class Columns:
     """Which of a table's columns hold the profile's facts."""
 
-    def __init__(self, names):
-        self.error, self.detail = (_first(names, choices) for choices in (ERRORS, DETAILS))
+    def __init__(self, names: list[str]) -> None:
+        # That there is a column of errors is checked below.
+        self.error: Any = _first(names, ERRORS)
+        self.detail = _first(names, DETAILS)
         self._times = [name for name in TIMES if name in names]
         missing = [name for name in NEEDED if name not in names]
         missing += [choices[0] for choices in (TIMES, ERRORS) if not any(name in names for name in choices)]
@@ -39,33 +42,33 @@ class Columns:
                 "those of ops/filter",
             )
 
-    def milliseconds(self, facts):
+    def milliseconds(self, facts: dict[str, Any]) -> float | None:
         """Of an eager forward: the profile's figure, or else that of the measured task; None without one."""
         return next((facts[name] for name in self._times if facts[name] is not None), None)
 
 
-def _first(names, choices):
+def _first(names: list[str], choices: tuple[str, str]) -> str | None:
     return next((name for name in choices if name in names), None)
 
 
-def profiled(facts, columns, _):
+def profiled(facts: dict[str, Any], columns: Columns, _: dict[str, Any]) -> str | None:
     if not facts[columns.error]:
         return None
     return f"{facts[columns.error]}: {(columns.detail and facts[columns.detail]) or 'no figures'}"
 
 
-def screened(facts, columns, _):
+def screened(facts: dict[str, Any], columns: Columns, _: dict[str, Any]) -> str | None:
     if facts[columns.error] or facts["degenerate"] is not None:
         return None
     return "no answers were tried"
 
 
-def degenerate(facts, _, params):
+def degenerate(facts: dict[str, Any], _: Columns, params: dict[str, Any]) -> str | None:
     names = rejecting(facts["degenerate"] or [], params)
     return f"passes for right: {', '.join(names)}" if names else None
 
 
-def above_roofline(facts, columns, params):
+def above_roofline(facts: dict[str, Any], columns: Columns, params: dict[str, Any]) -> str | None:
     time, bound = columns.milliseconds(facts), facts["roofline_ms"]
     if time is None or bound is None or time >= params["min_over_roofline"] * bound:
         return None
@@ -90,12 +93,12 @@ RULES = [
 ]
 
 
-def kind_of(name):
+def kind_of(name: str) -> str:
     """The kind of a degenerate answer: `copy` of `copy:x`."""
     return name.partition(":")[0]
 
 
-def rejecting(names, params):
+def rejecting(names: list[str], params: dict[str, Any]) -> list[str]:
     """The answers of a task that reject it."""
     return [
         name
@@ -105,27 +108,29 @@ def rejecting(names, params):
     ]
 
 
-def failures(facts, columns, params):
+def failures(facts: dict[str, Any], columns: Columns, params: dict[str, Any]) -> list[tuple[Rule, str]]:
     """(rule, detail) for each rule that the row fails, in the order of the rules."""
-    found = [(rule, rule.check(facts, columns, params)) for rule in RULES if rule.name not in params["skip"]]
+    found = [
+        (rule, rule.check(facts, columns, params)) for rule in RULES if rule.check and rule.name not in params["skip"]
+    ]
     return [(rule, detail) for rule, detail in found if detail is not None]
 
 
-def count_kinds(counts, facts):
+def count_kinds(counts: dict[str, dict[str, int]], facts: dict[str, Any]) -> None:
     for kind in {kind_of(name) for name in facts["degenerate"] or []}:
         by_category = counts.setdefault(kind, {})
         category = facts["data_source"] or "(none)"
         by_category[category] = by_category.get(category, 0) + 1
 
 
-def not_applied(params, rows):
+def not_applied(params: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, str]:
     without = dict.fromkeys(params["skip"], "left out by the parameter skip")
     if rows and all(facts["roofline_ms"] is None for facts in rows):
         without.setdefault("above_roofline", "the limits of the device are not known")
     return without
 
 
-def read_report(program):
+def read_report(program: stage.Program) -> dict[str, Any] | None:
     """The funnel of the filter before, or None."""
     folder = program.input_path("report")
     if folder is None:
@@ -142,13 +147,13 @@ def read_report(program):
         ) from error
 
 
-def check_params(params):
+def check_params(params: dict[str, Any]) -> None:
     strangers = [name for name in params["skip"] if name not in {rule.name for rule in RULES}]
     if strangers:
         raise stage.StageError(f"skip names no rule: {', '.join(strangers)}", kind="params")
 
 
-def whole_funnel(before, summary):
+def whole_funnel(before: dict[str, Any] | None, summary: dict[str, Any]) -> dict[str, Any]:
     if before is None:
         return summary
     try:
@@ -161,7 +166,7 @@ def whole_funnel(before, summary):
         ) from error
 
 
-def work(program):
+def work(program: stage.Program) -> None:
     import pyarrow.parquet
 
     params = program.params

@@ -37,7 +37,7 @@ ABBREVIATIONS = {
 }
 
 
-def operator_of(name):
+def operator_of(name: str) -> str:
     """The operator that a name stands for; a class of transformers stands for itself."""
     namespace, _, last = name.rpartition(".")
     if namespace.startswith("transformers"):

@@ -3,7 +3,7 @@
 import ast
 
 
-def sizes_of(code):
+def sizes_of(code: str) -> str:
     """A text that is equal for two tasks of equal inputs: `get_inputs` with the file's constants put in their places.
 
     A file whose inputs can't be read so (no `get_inputs`, no Python) stands for itself: it equals no other.
@@ -25,8 +25,8 @@ def sizes_of(code):
 class Constants(ast.NodeTransformer):
     """Puts values in the places of names."""
 
-    def __init__(self, values):
+    def __init__(self, values: dict[str, ast.Constant]) -> None:
         self.values = values
 
-    def visit_Name(self, node):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
         return self.values.get(node.id, node)

@@ -13,10 +13,15 @@ import collections
 import hashlib
 import json
 import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import cuda_agent_stage as stage
 from operators import operator_of
 from sizes import sizes_of
+
+if TYPE_CHECKING:
+    import pyarrow
 
 GROUPS = ("new_shapes", "new_pairs", "new_operators")
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -33,7 +38,7 @@ WHAT_HELPS = {
 class Task:
     """A row as the split sees it."""
 
-    def __init__(self, place, row):
+    def __init__(self, place: int, row: dict[str, Any]) -> None:
         self.place, self.code = place, row["code"]
         self.names, self.families = json.loads(row["ops"]), json.loads(row["families"])
         if not self.names or len(self.names) != len(self.families):
@@ -44,7 +49,7 @@ class Task:
         self.operators = frozenset(self.chain)
         self.sizes = sizes_of(self.code)
 
-    def pairs(self):
+    def pairs(self) -> set[tuple[str, str]]:
         ordered = sorted(self.operators)
         return {(one, other) for index, one in enumerate(ordered) for other in ordered[index + 1 :]}
 
@@ -52,13 +57,13 @@ class Task:
 class Split:
     """The pool of tasks, and what is taken out of it."""
 
-    def __init__(self, tasks, params, excluded):
+    def __init__(self, tasks: list[Task], params: dict[str, Any], excluded: set[str]) -> None:
         self.params = params
         self.groups = {}  # place -> group
         self.left_out = {}  # place -> (reason, detail)
         self.pool = self._usable(tasks, excluded)
 
-    def _usable(self, tasks, excluded):
+    def _usable(self, tasks: list[Task], excluded: set[str]) -> list[Task]:
         codes, pool = set(), []
         for task in tasks:
             if task.operators & excluded:
@@ -70,19 +75,19 @@ class Split:
                 pool.append(task)
         return pool
 
-    def order(self, *names):
+    def order(self, *names: str) -> str:
         """A number to sort by that depends on the seed and the names alone."""
         return hashlib.blake2b(json.dumps([self.params["seed"], *names]).encode(), digest_size=16).hexdigest()
 
-    def reduces(self, task):
+    def reduces(self, task: Task) -> bool:
         return any(family in self.params["reducing"] for family in task.families)
 
-    def run(self):
+    def run(self) -> None:
         self._hold_out("new_operators", self._with_new_operators())
         self._hold_out("new_pairs", self._with_new_pairs())
         self._hold_out("new_shapes", self._with_new_shapes())
 
-    def _hold_out(self, group, tasks):
+    def _hold_out(self, group: str, tasks: list[Task]) -> None:
         """`count` of the tasks, by their digests; the others are left out, since nothing of them may be trained on."""
         tasks = sorted(tasks, key=lambda task: self.order("task", task.code))
         for number, task in enumerate(tasks):
@@ -91,13 +96,13 @@ class Split:
             else:
                 self.left_out[task.place] = ("more than wanted", group)
 
-    def _take(self, wanted):
+    def _take(self, wanted: Callable[..., Any]) -> list[Task]:
         """Takes the tasks for which `wanted` holds out of the pool."""
         taken = [task for task in self.pool if wanted(task)]
         self.pool = [task for task in self.pool if not wanted(task)]
         return taken
 
-    def _with_new_operators(self):
+    def _with_new_operators(self) -> list[Task]:
         families = collections.defaultdict(set)
         for task in self.pool:
             for operator, family in zip(task.chain, task.families, strict=True):
@@ -115,7 +120,7 @@ class Split:
                 places |= tasks_of[operator]
         return self._take(lambda task: task.operators & held)
 
-    def _with_new_pairs(self):
+    def _with_new_pairs(self) -> list[Task]:
         tasks_of = collections.defaultdict(list)
         for task in self.pool:
             for pair in task.pairs():
@@ -146,7 +151,7 @@ class Split:
         self._take(lambda task: task.place in gone)
         return taken
 
-    def _with_new_shapes(self):
+    def _with_new_shapes(self) -> list[Task]:
         sizes = collections.defaultdict(lambda: collections.defaultdict(list))
         for task in self.pool:
             sizes[task.chain][task.sizes].append(task)
@@ -163,7 +168,7 @@ class Split:
         return self._take(lambda task: task.place in places)
 
 
-def difficulty(families, params):
+def difficulty(families: list[str], params: dict[str, Any]) -> float:
     """Of the hardest operator, and so much more for each further one."""
     scale = params["difficulty"]
     hardest = max(scale.values(), default=0)
@@ -171,13 +176,13 @@ def difficulty(families, params):
     return float(max(levels) + params["difficulty_per_operator"] * (len(levels) - 1))
 
 
-def headroom(row):
+def headroom(row: dict[str, Any]) -> float | None:
     """kernels/profile's time of the compiled baseline, without it ops/measure's, over the roofline."""
     compiled, least = row.get("profile_compile_ms") or row.get("compiled_ms"), row.get("roofline_ms")
     return compiled / least if compiled and least else None
 
 
-def example_operators(folder):
+def example_operators(folder: str) -> list[str]:
     """The names in the file of the prompt's example: one, or several divided by white space."""
     path = os.path.join(folder, EXAMPLE)
     try:
@@ -187,15 +192,15 @@ def example_operators(folder):
         raise stage.StageError(f"the prompt's example has no {EXAMPLE}: {error}", kind="input") from error
 
 
-def excluded(program):
+def excluded(program: stage.Program) -> set[str]:
     folder = program.input_path("prompts")
     # A folder of prompts replaces files of the built-in one by name, this one perhaps not.
     own = folder and os.path.exists(os.path.join(folder, EXAMPLE))
-    names = example_operators(folder if own else PROMPTS) + list(program.params["exclude"])
+    names = example_operators(folder if folder and own else PROMPTS) + list(program.params["exclude"])
     return {operator_of(name) for name in names}
 
 
-def with_measurements(table, path):
+def with_measurements(table: "pyarrow.Table", path: str) -> "pyarrow.Table":
     """The tasks with the further columns of another table of the same rows."""
     import pyarrow.parquet
 
@@ -212,7 +217,7 @@ def with_measurements(table, path):
     return table
 
 
-def check_columns(table):
+def check_columns(table: "pyarrow.Table") -> None:
     missing = [name for name in ("code", "ops", "families") if name not in table.column_names]
     if missing:
         raise stage.StageError(
@@ -225,7 +230,7 @@ def check_columns(table):
         raise stage.StageError(f"the tasks have a column {', '.join(taken)} already", kind="input")
 
 
-def check_counts(split, params):
+def check_counts(split: Split, params: dict[str, Any]) -> None:
     """Every group that lacks tasks, at once."""
     counts = collections.Counter(split.groups.values())
     lacking = [f"{group}: {counts[group]} of {params['count']}" for group in GROUPS if counts[group] < params["count"]]
@@ -237,7 +242,13 @@ def check_counts(split, params):
         raise stage.StageError(f"too few tasks: {'; '.join(lacking)}", kind="input", hint="; ".join(hints))
 
 
-def with_columns(table, rows, places, params, groups=None):
+def with_columns(
+    table: Any,
+    rows: list[dict[str, Any]],
+    places: list[int],
+    params: dict[str, Any],
+    groups: dict[int, str] | None = None,
+) -> Any:
     """The rows at `places`, with what the split adds."""
     import pyarrow
 
@@ -255,7 +266,7 @@ def with_columns(table, rows, places, params, groups=None):
     return table.append_column("headroom", pyarrow.array([headroom(row) for row in rows], pyarrow.float64()))
 
 
-def work(program):
+def work(program: stage.Program) -> None:
     import pyarrow.parquet
 
     params = program.params
@@ -283,7 +294,7 @@ def work(program):
     report(program, split)
 
 
-def report(program, split):
+def report(program: stage.Program, split: Split) -> None:
     counts = collections.Counter(split.groups.values())
     reasons = collections.Counter(reason for reason, _ in split.left_out.values())
     operators = {operator for task in split.pool for operator in task.operators}

@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -32,7 +33,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -72,7 +73,9 @@ CASES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama-biased": lambda: LlamaForCausalLM(
         LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, rope_parameters=LINEAR_ROPE)
     ),
-    "qwen2-value": lambda: Qwen2ForTokenClassification(Qwen2Config(**SIZES, num_key_value_heads=2, num_labels=1)),
+    "qwen2-value": lambda: Qwen2ForTokenClassification(
+        Qwen2Config(**{**SIZES, "num_key_value_heads": 2, "num_labels": 1})
+    ),
 }
 
 
@@ -111,7 +114,9 @@ def write(folder: Path) -> None:
 def check(folder: Path) -> None:
     architecture = AutoConfig.from_pretrained(folder).architectures[0]
     auto = AutoModelForTokenClassification if "Token" in architecture else AutoModelForCausalLM
-    model, loading = auto.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+    # A pair, because of `output_loading_info`, which its type does not know.
+    loaded: Any = auto.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+    model, loading = loaded
     problems = {name: sorted(found) for name, found in loading.items() if found}
     with torch.no_grad():
         output = outputs(model.eval(), json.loads((folder / "ids.json").read_text()))
@@ -124,7 +129,7 @@ def check(folder: Path) -> None:
 
 
 def adapter(base: Path, folder: Path) -> None:
-    from peft import PeftModel
+    from peft import PeftModel  # pyright: ignore[reportMissingImports]
 
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), folder).eval()
     with torch.no_grad():
@@ -170,8 +175,8 @@ def real(folder: Path, out: Path) -> None:
 
 
 def blocks(file: Path, out: Path) -> None:
-    from gguf import GGUFReader
-    from gguf.quants import dequantize
+    from gguf import GGUFReader  # pyright: ignore[reportMissingImports]
+    from gguf.quants import dequantize  # pyright: ignore[reportMissingImports]
 
     reader = GGUFReader(file)
     chosen: dict[tuple[str, bool], str] = {}
