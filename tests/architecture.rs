@@ -100,6 +100,15 @@ fn serde_yaml_stays_behind_spec() {
     assert!(found.is_empty(), "{found:#?}");
 }
 
+/// When a remote tier is asked is the store's business: nobody else holds one.
+#[test]
+fn the_remote_tier_stays_behind_the_store() {
+    let mut found = mentions("src", &[".remote()"]);
+    found.retain(|place| !place.starts_with("src/store/"));
+    found.extend(mentions("cli", &[".remote()"]));
+    assert!(found.is_empty(), "{found:#?}");
+}
+
 /// Data flows one way: what decides does not reach for what does.
 #[test]
 fn modules_look_one_way() {

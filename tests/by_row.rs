@@ -406,8 +406,8 @@ async fn results_that_vanish_meanwhile_are_made_again() {
     asked.program(&lab, move |columns| {
         if cleared.fetch_add(1, Ordering::SeqCst) == 0 {
             futures::executor::block_on(async {
-                for segment in store.near().list(&folder).await.unwrap() {
-                    store.near().delete(&format!("{folder}/{}", segment.name)).await.unwrap();
+                for segment in store.local().list(&folder).await.unwrap() {
+                    store.local().delete(&format!("{folder}/{}", segment.name)).await.unwrap();
                 }
             });
         }

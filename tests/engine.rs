@@ -100,7 +100,7 @@ async fn a_missing_blob_is_a_miss_and_is_made_again() {
     let mut lab = Lab::new();
     let (report, _) = lab.run(CHAIN).await;
     let blob = report.outputs["a"]["out"].parts[0];
-    lab.store.near().delete(&cuda_agent_engine::store::blob_name(&blob)).await.unwrap();
+    lab.store.local().delete(&cuda_agent_engine::store::blob_name(&blob)).await.unwrap();
     let plan = lab.plan(CHAIN).await;
     assert!(plan.starts_with("a: miss (output `out` is missing from the store or damaged)"), "{plan}");
     assert_eq!(lab.launches(CHAIN).await, ["a"]);
@@ -322,7 +322,7 @@ async fn a_damaged_record_is_made_again_once() {
     lab.run(text).await;
     lab.refresh.clear();
     let key = lab.store.run(&report.run).await.unwrap().unwrap().stages["a"].key.unwrap();
-    lab.store.near().overwrite(&format!("v1/records/{key}/00000002"), &b"{torn"[..]).await.unwrap();
+    lab.store.local().overwrite(&format!("v1/records/{key}/00000002"), &b"{torn"[..]).await.unwrap();
     assert_eq!(lab.launches(text).await, ["a"]);
     assert_eq!(lab.launches(text).await, [""; 0]);
 }
@@ -334,8 +334,8 @@ async fn refresh_replaces_a_damaged_blob_of_the_right_size() {
     let (report, _) = lab.run(text).await;
     let blob = report.outputs["a"]["out"].parts[0];
     let name = cuda_agent_engine::store::blob_name(&blob);
-    let size = lab.store.near().size_of(&name).await.unwrap().unwrap() as usize;
-    lab.store.near().overwrite(&name, vec![b'x'; size]).await.unwrap();
+    let size = lab.store.local().size_of(&name).await.unwrap().unwrap() as usize;
+    lab.store.local().overwrite(&name, vec![b'x'; size]).await.unwrap();
     lab.refresh = vec!["a".into(), "b".into()];
     let (report, launched) = lab.run(text).await;
     assert!(report.failed.is_empty(), "{:?}", report.failed);
@@ -350,8 +350,8 @@ async fn what_is_found_damaged_in_a_run_is_made_again_in_that_run() {
     let (report, _) = lab.run(text).await;
     let damage = async |lab: &Lab| {
         let name = cuda_agent_engine::store::blob_name(&report.outputs["a"]["out"].parts[0]);
-        let size = lab.store.near().size_of(&name).await.unwrap().unwrap() as usize;
-        lab.store.near().overwrite(&name, vec![b'x'; size]).await.unwrap();
+        let size = lab.store.local().size_of(&name).await.unwrap().unwrap() as usize;
+        lab.store.local().overwrite(&name, vec![b'x'; size]).await.unwrap();
     };
     damage(&lab).await;
     lab.set_version("lab/join", "2.0.0");

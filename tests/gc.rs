@@ -829,11 +829,11 @@ async fn what_is_known_of_the_store_is_dropped() {
     let machine = async |name: &str| {
         let near = Tier::folder_at(&folder.path().join(name)).unwrap();
         let store = Store::tiered(near, server.tier(), &folder.path().join(name).join("cache"));
-        store.far().unwrap().catch_up().await.unwrap();
+        store.remote().unwrap().catch_up().await.unwrap();
         store
     };
-    let knows = async |name: &str| machine(name).await.far().unwrap().knows("v1/x");
-    let learn = async |name: &str| machine(name).await.far().unwrap().add_known("v1/x");
+    let knows = async |name: &str| machine(name).await.remote().unwrap().knows("v1/x");
+    let learn = async |name: &str| machine(name).await.remote().unwrap().add_known("v1/x");
     learn("before").await;
     learn("during").await;
     condemn(&server, &policy()).await;
@@ -1242,7 +1242,7 @@ async fn an_audit_mends_the_far_tier() {
     assert!(audit(false).await.damaged.is_empty());
     // A pack that is damaged in both tiers, and a large blob that nobody else has.
     let pack = lab.store.tree_entries(&artifact).await.unwrap().unwrap()[0].blob;
-    for tier in [&tier, lab.store.near()] {
+    for tier in [&tier, lab.store.local()] {
         tier.overwrite(&blob_name(&pack), &b"wrong"[..]).await.unwrap();
     }
     tier.overwrite(&big_name, vec![8u8; 9 << 20]).await.unwrap();

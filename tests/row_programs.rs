@@ -45,7 +45,7 @@ async fn reaches(count: Arc<AtomicU32>, least: u32) {
 
 /// Whether answers to rows are in a store.
 async fn has_answers(store: Store) -> bool {
-    !store.near().list("v1/rows").await.unwrap_or_default().is_empty()
+    !store.local().list("v1/rows").await.unwrap_or_default().is_empty()
 }
 
 fn done(row: String, output: Value) -> Result<Event, String> {

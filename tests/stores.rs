@@ -45,7 +45,7 @@ fn record(text: &str) -> Record {
 
 /// Removes an object wherever it is.
 async fn delete(store: &Store, name: &str) {
-    store.near().delete(name).await.unwrap();
+    store.local().delete(name).await.unwrap();
     store.truth().delete(name).await.unwrap();
 }
 
@@ -57,7 +57,7 @@ async fn blobs(store: &Store, scratch: &Path) {
     store.put_blob(&digest, bytes.clone().into(), Again::No).await.unwrap();
     store.put_blob(&digest, bytes.clone().into(), Again::No).await.unwrap();
     assert_eq!(store.get_blob(&digest).await.unwrap().unwrap(), bytes);
-    assert_eq!(store.near().read_range(&blob_name(&digest), 5, 3).await.unwrap(), "byt");
+    assert_eq!(store.local().read_range(&blob_name(&digest), 5, 3).await.unwrap(), "byt");
     let file = scratch.join("file");
     std::fs::write(&file, vec![7; 200_000]).unwrap();
     let big = Digest::of_file(&file).unwrap();

@@ -123,17 +123,17 @@ impl Project {
             single_writer: self.settings.single_writer,
             pulse: self.waiting.pulse.clone(),
         };
-        let near = Tier::folder_at(&self.root)?;
+        let local = Tier::folder_at(&self.root)?;
         if self.common.offline {
             // Without credentials, too.
-            return Ok(Store::offline(near, &remote::shown(url)?));
+            return Ok(Store::offline(local, &remote::shown(url)?));
         }
         let opened = remote::open(url, &options)?;
-        let far = Tier::over(opened.backend, &opened.url);
-        let far = if options.single_writer { far.for_single_writer() } else { far };
+        let remote = Tier::over(opened.backend, &opened.url);
+        let remote = if options.single_writer { remote.for_single_writer() } else { remote };
         Ok(match self.common.read_only || self.settings.read_only {
-            true => Store::read_only(near, far, &self.folders.cache),
-            false => Store::tiered(near, far, &self.folders.cache),
+            true => Store::read_only(local, remote, &self.folders.cache),
+            false => Store::tiered(local, remote, &self.folders.cache),
         })
     }
 
@@ -147,7 +147,7 @@ impl Project {
 
     /// What was made here is shared, or it is said that it is not.
     pub fn require_shared(&self, store: &Store) -> Result<(), CliError> {
-        let unshared = store.far().map(|far| far.unshared()).unwrap_or_default();
+        let unshared = store.unshared();
         let Some(why) = unshared.values().next() else { return Ok(()) };
         Err(CliError::environment(format!("{} results are on this machine only: {why}", unshared.len()))
             .with_hint(after_mending(why, "the next run shares them, and so does `cuda-agent push`")))
@@ -155,7 +155,7 @@ impl Project {
 
     /// For commands that are about writing to the store.
     pub fn refuse_read_only(&self, store: &Store) -> Result<(), CliError> {
-        match store.far().is_some_and(|far| far.is_read_only()) {
+        match store.is_read_only() {
             true => Err(CliError::usage("this writes to the shared store, which is to be read only")
                 .with_hint("leave out --read-only, or `read_only:` in cuda-agent.yaml")),
             false => Ok(()),
@@ -165,7 +165,9 @@ impl Project {
     /// A shared store is asked at its first use whether it keeps what is there.
     pub async fn require_writable(&self, store: &Store) -> Result<(), CliError> {
         const TRUSTED: Duration = Duration::from_secs(7 * 24 * 3600);
-        let Some(far) = store.far().filter(|far| !far.is_read_only()) else { return Ok(()) };
+        if !store.shares_results() {
+            return Ok(());
+        }
         // Others' credentials may allow less.
         let who = remote::who();
         let name = Digest::of_bytes(format!("{}\n{who}", store.url()).as_bytes()).to_string();
@@ -173,17 +175,17 @@ impl Project {
         let probed = std::fs::metadata(&mark).and_then(|metadata| metadata.modified());
         let is_recent = probed.is_ok_and(|time| time.elapsed().is_ok_and(|age| age < TRUSTED));
         // Another store at the same address is another server, perhaps.
-        let is_same = is_recent && std::fs::read_to_string(&mark).ok().as_deref() == Some(far.make_id().await?);
+        let is_same = is_recent && std::fs::read_to_string(&mark).ok().as_deref() == store.remote_id().await?;
         if self.settings.single_writer || is_same {
             return Ok(());
         }
         match store.probe().await {
             Ok(Probe::Keeps) => {
                 let _ = std::fs::create_dir_all(&self.folders.cache);
-                let _ = std::fs::write(&mark, far.make_id().await?);
+                let _ = std::fs::write(&mark, store.remote_id().await?.unwrap_or_default());
                 Ok(())
             }
-            Ok(Probe::Overwrites) => Err(overwrites(far.tier.url())),
+            Ok(Probe::Overwrites) => Err(overwrites(store.url())),
             Err(error) => Err(not_writable(error)),
         }
     }
@@ -191,8 +193,10 @@ impl Project {
     /// Makes room on this machine: what is in the shared store too need not all be kept here.
     pub async fn evict(&self, store: &Store) -> Result<(), CliError> {
         // Where nothing went or came, nothing has grown.
-        let Some(far) = store.far().filter(|far| far.sent().0 + far.received().0 > 0) else { return Ok(()) };
-        far.write_known();
+        if store.traffic().is_none() {
+            return Ok(());
+        }
+        store.write_known();
         let limit = self.settings.local_max.unwrap_or(LOCAL_MAX);
         let since = oldest_live(&self.folders.work).unwrap_or_else(SystemTime::now);
         store.evict(limit, since).await?;

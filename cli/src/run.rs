@@ -14,7 +14,6 @@ use cuda_agent_engine::plan::graph::Graph;
 use cuda_agent_engine::schedule;
 use cuda_agent_engine::spec::Pipeline;
 use cuda_agent_engine::store::Store;
-use cuda_agent_engine::store::far::Far;
 use tokio::sync::mpsc;
 
 use crate::progress::{Bars, JsonLines, Lines};
@@ -240,10 +239,8 @@ fn say_what_is_there(pipeline: &Pipeline, graph: &Graph, store: &Store, report: 
     if ends.is_empty() || ends.len() > 8 {
         return;
     }
-    let stays = |far: &std::sync::Arc<Far>| far.is_read_only() || !far.unshared().is_empty();
-    let is_private = store.is_offline() || store.far().is_some_and(stays);
-    let place = match is_private {
-        true => format!("on this machine only, in {}", store.near().url()),
+    let place = match store.is_private() {
+        true => format!("on this machine only, in {}", store.local().url()),
         false => format!("in {}", store.url()),
     };
     let mut text = format!("\nMade, {place}:\n");

@@ -372,7 +372,7 @@ fn no_log(project: &Project, store: &Store, wanted: &Wanted<'_>) -> CliError {
 
 /// The newest record of a stage that a run used or made, with the run's id.
 pub async fn newest_key(store: &Store, pipeline: Option<&str>, stage: &str) -> Result<Option<Digest>, CliError> {
-    let has_far = store.far().is_some();
+    let has_remote = store.has_remote();
     // What was made here comes first; where nothing was, somebody else may have.
     for store in [store.nearby(), store.clone()] {
         let mut runs = store.manifests(200).await?;
@@ -385,7 +385,7 @@ pub async fn newest_key(store: &Store, pipeline: Option<&str>, stage: &str) -> R
                 return Ok(Some(key));
             }
         }
-        if store.far().is_none() && !has_far {
+        if !has_remote {
             break;
         }
     }

@@ -7,7 +7,6 @@ use cuda_agent_engine::digest::Digest;
 use cuda_agent_engine::plan::graph::Graph;
 use cuda_agent_engine::plan::{StagePlan, Verdict};
 use cuda_agent_engine::schedule;
-use cuda_agent_engine::store::far::Far;
 use cuda_agent_engine::store::record::has_result;
 use cuda_agent_engine::store::{Record, RunManifest, Store};
 use futures::{StreamExt, TryStreamExt};
@@ -41,7 +40,7 @@ pub struct PullOptions {
 /// Shares results of this machine.
 pub async fn push(project: &Project, options: PushOptions) -> Result<Exit, CliError> {
     let store = project.shared_store().await?;
-    let far = needs_far(&store)?;
+    require_remote(&store)?;
     project.refuse_read_only(&store)?;
     let nearby = store.nearby();
     let (keys, runs) = match options.what.is_empty() {
@@ -60,12 +59,12 @@ pub async fn push(project: &Project, options: PushOptions) -> Result<Exit, CliEr
         store.put_run(run).await?;
     }
     let (from, to) = (&nearby, &store);
-    let pushing = keys.into_iter().map(|key| async move { push_one(to, far, from, key).await });
+    let pushing = keys.into_iter().map(|key| async move { push_one(to, from, key).await });
     let ends: Vec<Pushed> = futures::stream::iter(pushing).buffer_unordered(RESULTS).try_collect().await?;
-    far.write_known();
+    store.write_known();
     let count = |end: Pushed| ends.iter().filter(|other| **other == end).count();
-    let (objects, bytes) = far.sent();
-    let (troubles, refused) = (far.take_troubles(), far.unshared().into_values().next());
+    let (objects, bytes) = store.traffic().sent;
+    let (troubles, refused) = (store.take_warnings(), store.unshared().into_values().next());
     if project.common.json {
         print_json(&json!({
             "store": store.url(), "results": total, "pushed": count(Pushed::Now), "there": count(Pushed::Before),
@@ -107,13 +106,13 @@ enum Pushed {
     Failed,
 }
 
-async fn push_one(store: &Store, far: &Far, nearby: &Store, key: Digest) -> Result<Pushed, CliError> {
+async fn push_one(store: &Store, nearby: &Store, key: Digest) -> Result<Pushed, CliError> {
     let (_, Some(ours)) = nearby.newest(&key).await? else { return Ok(Pushed::Gone) };
     let (generation, Some(record)) = store.newest(&key).await? else { return Ok(Pushed::Gone) };
     let there = record.nonce != ours.nonce || store.is_shared(&record, generation);
     let made = record.nonce.clone();
     let shared = store.offer(record, generation).await?;
-    if far.unshared().contains_key(&key) {
+    if store.unshared().contains_key(&key) {
         return Ok(Pushed::Failed);
     }
     Ok(if there || shared.nonce != made { Pushed::Before } else { Pushed::Now })
@@ -153,7 +152,7 @@ async fn of_runs(
 /// Copies results to this machine, so that `run --offline` finds them.
 pub async fn pull(project: &Project, options: PullOptions) -> Result<Exit, CliError> {
     let store = project.store()?;
-    let far = needs_far(&store)?;
+    require_remote(&store)?;
     let mut records: BTreeMap<String, Record> = BTreeMap::new();
     let mut absent = Vec::new();
     let (tags, stages): (Vec<&String>, Vec<&String>) = options.what.iter().partition(|what| split_tag(what).is_some());
@@ -185,8 +184,8 @@ pub async fn pull(project: &Project, options: PullOptions) -> Result<Exit, CliEr
     });
     let lost: Vec<_> = futures::stream::iter(pulling).buffer_unordered(RESULTS).try_collect().await?;
     let lost: Vec<String> = lost.into_iter().flatten().collect();
-    far.write_known();
-    let (objects, bytes) = far.received();
+    store.write_known();
+    let (objects, bytes) = store.traffic().received;
     if project.common.json {
         print_json(&json!({
             "store": store.url(), "results": total, "lost": lost, "absent": absent, "objects": objects, "bytes": bytes,
@@ -233,12 +232,13 @@ async fn planned(project: &Project, stages: &[&String]) -> Result<Vec<(String, O
     Ok(found.collect())
 }
 
-fn needs_far(store: &Store) -> Result<&std::sync::Arc<Far>, CliError> {
+fn require_remote(store: &Store) -> Result<(), CliError> {
     if store.is_offline() {
         return Err(CliError::usage("offline nothing is shared or fetched").with_hint("leave out --offline"));
     }
-    store.far().ok_or_else(|| {
-        CliError::usage(format!("{} is not shared", store.url()))
-            .with_hint("name a shared store with --store s3://bucket/folder, or `store:` in cuda-agent.yaml")
-    })
+    match store.has_remote() {
+        true => Ok(()),
+        false => Err(CliError::usage(format!("{} is not shared", store.url()))
+            .with_hint("name a shared store with --store s3://bucket/folder, or `store:` in cuda-agent.yaml")),
+    }
 }

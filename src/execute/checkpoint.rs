@@ -199,7 +199,7 @@ fn most(job: &Job) -> Option<u64> {
 fn shares(job: &Job) -> bool {
     let own = job.context.folders.state.parent();
     let is_own = |folder: &Path| own.is_some_and(|own| folder.starts_with(own));
-    job.context.store.far().is_some() || !job.context.store.folder().is_some_and(is_own)
+    job.context.store.has_remote() || !job.context.store.folder().is_some_and(is_own)
 }
 
 fn every() -> Duration {

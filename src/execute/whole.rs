@@ -25,9 +25,7 @@ async fn claim(job: &mut Job) -> Result<(), Failure> {
         // Leases only avoid double work.
         Err(_) => return Ok(()),
     }
-    if let Some(far) = context.store.far() {
-        far.set_absent(&job.resolved.key, false);
-    }
+    context.store.forget_absence(&job.resolved.key);
     match context.store.newest(&job.resolved.key).await {
         Ok((generation, Some(_))) if generation > job.generation => Err(Failure::made_by_others(Vec::new())),
         _ => Ok(()),

@@ -192,15 +192,6 @@ struct Reading {
     done: Arc<AtomicU64>,
 }
 
-/// Whether somebody waits for an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hurry {
-    /// Read it all.
-    No,
-    /// Give up where that takes more than a moment.
-    Yes,
-}
-
 impl FileCache {
     /// Reads what earlier runs learned; an unreadable cache is an empty one.
     pub fn load(path: &Path) -> Self {
@@ -227,12 +218,9 @@ impl FileCache {
     }
 
     /// A file or folder as an input; errors are `message; hint`.
-    pub async fn input(&self, path: &Path, port_type: PortType, hurry: Hurry) -> Result<Input, String> {
+    pub async fn input(&self, path: &Path, port_type: PortType) -> Result<Input, String> {
         if let Some(problem) = unusable(path) {
             return Err(problem);
-        }
-        if hurry == Hurry::Yes {
-            return self.input_at_once(path, port_type);
         }
         let reading =
             self.reading.lock().expect("no panic happens under this lock").entry(path.into()).or_default().clone();
@@ -257,7 +245,11 @@ impl FileCache {
         Ok(self.keep(path, stamps, artifact, digested_at))
     }
 
-    fn input_at_once(&self, path: &Path, port_type: PortType) -> Result<Input, String> {
+    /// The same where that takes no more than a moment.
+    pub fn input_at_once(&self, path: &Path, port_type: PortType) -> Result<Input, String> {
+        if let Some(problem) = unusable(path) {
+            return Err(problem);
+        }
         let digested_at = now_ns();
         let stamps = Stamps::of(path, Some(&AT_HAND)).map_err(|error| error.to_string())?;
         let stamps = stamps.ok_or_else(|| "it takes time to read".to_owned())?;
@@ -363,7 +355,7 @@ pub async fn download(
     if off_loop(move || Digest::of_file(&kept)).await.ok() != Some(wanted) {
         let fail = |error: std::io::Error| format!("{}: {error}", path.display());
         std::fs::create_dir_all(cache.join("downloads")).map_err(fail)?;
-        let partial = crate::store::tier::unique_neighbour(&path);
+        let partial = crate::store::files::unique_neighbour(&path);
         let fetched = fetch(url, &partial).await.and_then(|found| match found == wanted {
             true => std::fs::rename(&partial, &path).map_err(fail),
             false => Err(format!("{url} has the digest {found}, the pipeline says {wanted}; check which one you want")),
@@ -373,7 +365,7 @@ pub async fn download(
         }
         fetched?;
     }
-    files.input(&path, port_type, Hurry::No).await
+    files.input(&path, port_type).await
 }
 
 /// `https://`, `http://` and `file://`, into a file, as it comes; the digest says which bytes came.
@@ -500,7 +492,7 @@ mod tests {
         let file = folder.path().join("f");
         std::fs::write(&file, "text").unwrap();
         let cache = FileCache::load(&folder.path().join("cache/files.json"));
-        let input = cache.input(&file, PortType::Tree, Hurry::No).await.unwrap();
+        let input = cache.input(&file, PortType::Tree).await.unwrap();
         assert!(input.is_unchanged().await);
         std::fs::write(&file, "other").unwrap();
         assert!(!input.is_unchanged().await);
@@ -554,8 +546,8 @@ mod tests {
         let large = folder.path().join("large");
         std::fs::File::create(&large).unwrap().set_len(AT_HAND.bytes + 1).unwrap();
         let cache = FileCache::load(&folder.path().join("cache/files.json"));
-        assert!(cache.input(&large, PortType::Tree, Hurry::Yes).await.is_err());
-        let read = cache.input(&large, PortType::Tree, Hurry::No).await.unwrap();
+        assert!(cache.input_at_once(&large, PortType::Tree).is_err());
+        let read = cache.input(&large, PortType::Tree).await.unwrap();
         assert_eq!(read.outside.unwrap().size(), Size { files: 1, bytes: AT_HAND.bytes + 1 });
         assert_eq!(cache.reading(), []);
     }

@@ -3,14 +3,12 @@
 
 pub mod graph;
 pub mod history;
+mod hits;
 pub mod inputs;
+mod resolve;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
-
-use cuda_agent_protocol::Manifest;
-use cuda_agent_protocol::manifest::Determinism;
-use serde_json::{Value, json};
 
 use crate::Folders;
 use crate::artifact::{Artifact, ArtifactError};
@@ -18,16 +16,15 @@ use crate::catalog::{self, Catalog};
 use crate::digest::Digest;
 use crate::host::{Host, ToolchainError};
 use crate::interpreter::{self, Interpreter};
-use crate::key::{self, InputIdentity, MissReason, Preimage, ProgramIdentity};
+use crate::key::{self, MissReason, Preimage};
 use crate::rows::index::RowError;
-use crate::spec::{Command, Pipeline, Source, Stage};
-use crate::store::ahead::Look;
-use crate::store::{CONCURRENT, Hint, Record, RowCounts, Store, StoreError};
+use crate::spec::{Pipeline, Source, Stage};
+use crate::store::local::Look;
+use crate::store::{Hint, Record, RowCounts, Store, StoreError};
 use history::History;
-use inputs::{FileCache, Hurry, Input};
-
-/// From so many stages on, looking them up is shared among threads.
-const WORTH_THREADS: usize = 64;
+pub use hits::Hit;
+use inputs::{FileCache, Input};
+pub use resolve::base_key;
 
 /// Outputs of a stage by port, once they are known.
 pub type Outputs = BTreeMap<String, Artifact>;
@@ -161,39 +158,6 @@ pub struct Found {
     pub is_shared: bool,
 }
 
-/// What is kept of a hit while others are looked up.
-pub trait Hit: Sized + Send + Sync {
-    /// `None` where it is no hit.
-    fn of(plan: StagePlan, store: &Store) -> Option<Self>;
-    /// What it made.
-    fn made(&self) -> Option<&Outputs>;
-}
-
-impl Hit for StagePlan {
-    fn of(plan: StagePlan, _: &Store) -> Option<Self> {
-        matches!(plan.verdict, Verdict::Hit { .. }).then_some(plan)
-    }
-
-    fn made(&self) -> Option<&Outputs> {
-        self.outputs()
-    }
-}
-
-impl Hit for Found {
-    fn of(plan: StagePlan, store: &Store) -> Option<Self> {
-        let StagePlan { resolved: Some(resolved), verdict: Verdict::Hit { record, generation } } = plan else {
-            return None;
-        };
-        let is_shared = store.is_shared(&record, generation);
-        let (key, base, rows) = (resolved.key, resolved.base, record.rows);
-        Some(Self { key, base, rows, outputs: record.outputs, is_shared })
-    }
-
-    fn made(&self) -> Option<&Outputs> {
-        Some(&self.outputs)
-    }
-}
-
 impl StagePlan {
     /// What a hit made.
     pub fn outputs(&self) -> Option<&Outputs> {
@@ -314,78 +278,6 @@ impl<'a> Planner<'a> {
         Digest::of_bytes(&key::canonical::to_bytes(&params))
     }
 
-    /// What the store has already: a run that finds everything does little else. Whatever needs no far store is looked up
-    /// on all cores, and the rest level by level, many at once. Stages that are not found, or cannot be planned, are left
-    /// to whoever looks at them one by one, and so is everything once `is_halted` says so.
-    pub async fn hits<H: Hit>(
-        &self,
-        order: &[usize],
-        selected: &[bool],
-        is_halted: &(dyn Fn() -> bool + Sync),
-    ) -> Result<HashMap<usize, H>, PlanError> {
-        let mut found: HashMap<usize, H> = HashMap::new();
-        let is_far = self.store.far().is_some();
-        let chosen: Vec<usize> = order.iter().copied().filter(|index| selected[*index]).collect();
-        let _end = self.store.ahead().map(|ahead| ahead.ends_with_this());
-        if self.store.folder().is_none() || (!is_far && chosen.len() < WORTH_THREADS) {
-            return Ok(found);
-        }
-        let trusted = self.store.trusted();
-        let mut levels = Levels::new(self.pipeline, &chosen);
-        let mut ready = levels.first(&chosen);
-        let mut missed = Vec::new();
-        while !ready.is_empty() && !is_halted() {
-            let hits = self.hits_on_threads(&trusted, &ready, &found, is_halted);
-            let next = levels.after(hits.iter().map(|(stage, _)| *stage));
-            found.extend(hits);
-            missed.extend(ready.into_iter().filter(|stage| !found.contains_key(stage)));
-            ready = next;
-        }
-        let mut ready = if is_far { missed } else { Vec::new() };
-        while !ready.is_empty() && !is_halted() {
-            let hits = self.hits_at_once(ready, &found).await;
-            ready = levels.after(hits.iter().map(|(stage, _)| *stage));
-            found.extend(hits);
-        }
-        Ok(found)
-    }
-
-    fn hits_on_threads<H: Hit>(
-        &self,
-        store: &Store,
-        ready: &[usize],
-        found: &HashMap<usize, H>,
-        is_halted: &(dyn Fn() -> bool + Sync),
-    ) -> Vec<(usize, H)> {
-        let look = |index: &usize| {
-            if is_halted() {
-                return None;
-            }
-            let plan = self.stage_in(store, *index, |producer| found.get(&producer).and_then(H::made));
-            let plan = futures::executor::block_on(plan).ok()?;
-            Some((*index, H::of(plan, self.store)?))
-        };
-        if ready.len() < WORTH_THREADS {
-            return ready.iter().filter_map(look).collect();
-        }
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
-        std::thread::scope(|scope| {
-            let parts = ready.chunks(ready.len().div_ceil(threads));
-            let threads: Vec<_> =
-                parts.map(|part| scope.spawn(move || part.iter().filter_map(look).collect::<Vec<_>>())).collect();
-            threads.into_iter().flat_map(|thread| thread.join().expect("looking up does not panic")).collect()
-        })
-    }
-
-    async fn hits_at_once<H: Hit>(&self, ready: Vec<usize>, found: &HashMap<usize, H>) -> Vec<(usize, H)> {
-        let looks = ready.into_iter().map(|index| async move {
-            let plan = self.stage(index, |producer| found.get(&producer).and_then(H::made)).await.ok()?;
-            Some((index, H::of(plan, self.store)?))
-        });
-        use futures::StreamExt;
-        futures::stream::iter(looks).buffer_unordered(CONCURRENT).filter_map(std::future::ready).collect().await
-    }
-
     /// Keeps what was learned of files outside.
     pub fn save(&self) {
         self.files.save();
@@ -443,13 +335,22 @@ impl<'a> Planner<'a> {
         self.stage_in(self.store, index, known).await
     }
 
-    /// Plans one stage by what is on this machine alone.
-    pub async fn stage_nearby<'k>(
+    /// The same, by what is on this machine alone should the remote tier be away.
+    pub async fn stage_or_local<'k>(
         &self,
         index: usize,
-        known: impl Fn(usize) -> Option<&'k Outputs>,
+        known: impl Fn(usize) -> Option<&'k Outputs> + Copy,
     ) -> Result<StagePlan, PlanError> {
-        self.stage_in(&self.store.nearby(), index, known).await
+        match self.stage(index, known).await {
+            Err(PlanError::Store(error)) => match self.store.without_remote() {
+                Some(nearby) => {
+                    self.store.warn(format!("looked up on this machine only: {}", error.message));
+                    self.stage_in(&nearby, index, known).await
+                }
+                None => Err(PlanError::Store(error)),
+            },
+            plan => plan,
+        }
     }
 
     async fn stage_in<'k>(
@@ -459,19 +360,11 @@ impl<'a> Planner<'a> {
         known: impl Fn(usize) -> Option<&'k Outputs>,
     ) -> Result<StagePlan, PlanError> {
         let stage = &self.pipeline.stages[index];
-        let sources = stage.inputs.values().flatten();
-        let mut waits: Vec<usize> = sources
-            .filter_map(|source| match source {
-                Source::Stage { stage, .. } => known(*stage).is_none().then_some(*stage),
-                _ => None,
-            })
-            .collect();
-        waits.sort_unstable();
-        waits.dedup();
+        let waits = waits(stage, &known);
         if !waits.is_empty() {
             return Ok(StagePlan { resolved: None, verdict: Verdict::Pending { waits } });
         }
-        let resolved = self.resolve(store, stage, known).await?;
+        let resolved = self.resolve(stage, known).await?;
         let verdict = self.look_up(store, index, stage, &resolved).await?;
         Ok(StagePlan { resolved: Some(resolved), verdict })
     }
@@ -500,30 +393,47 @@ impl<'a> Planner<'a> {
         stage: &Stage,
         resolved: &Resolved,
     ) -> Result<Verdict, PlanError> {
-        let mut reasons = Vec::new();
-        let Look { generation, record } = store.look(&resolved.key).await?;
-        // A record of something else that lies under this key is damaged, or somebody's trick.
-        if let Some((record, missing)) = record.filter(|(record, _)| record.preimage == resolved.preimage) {
-            let rows = record.rows.unwrap_or_default();
-            match missing {
-                Some(output) => reasons.push(MissReason::BlobMissing { output }),
-                // A stage may pass without them, but each run tries them again.
-                None if rows.failed > 0 => reasons.push(MissReason::RowsFailed { count: rows.failed }),
-                None if stage.max_rejected.is_some_and(|most| rows.rejected > most) => {
-                    let most = stage.max_rejected.unwrap_or_default();
-                    reasons.push(MissReason::RowsRejected { count: rows.rejected, most });
-                }
-                None if self.refresh.contains(&index) => {}
-                None => return Ok(Verdict::Hit { record: Box::new(record), generation }),
-            }
-        }
+        let (mut reasons, generation) = match self.hit(index, stage, resolved, store.look_up(&resolved.key).await?) {
+            Ok(hit) => return Ok(hit),
+            Err(miss) => miss,
+        };
         if self.refresh.contains(&index) {
             reasons.insert(0, MissReason::Refresh);
         }
-        if reasons.is_empty() && !store.is_quick() {
+        if reasons.is_empty() {
             reasons = self.explain(stage, resolved).await?;
         }
         Ok(Verdict::Miss { reasons, generation })
+    }
+
+    /// The hit that a look comes to; else why it is none, as far as the look tells, and the newest generation.
+    fn hit(
+        &self,
+        index: usize,
+        stage: &Stage,
+        resolved: &Resolved,
+        look: Look,
+    ) -> Result<Verdict, (Vec<MissReason>, u32)> {
+        let Look { generation, record } = look;
+        // A record of something else that lies under this key is damaged, or somebody's trick.
+        let Some((record, missing)) = record.filter(|(record, _)| record.preimage == resolved.preimage) else {
+            return Err((Vec::new(), generation));
+        };
+        let rows = record.rows.unwrap_or_default();
+        let reason = match missing {
+            Some(output) => Some(MissReason::BlobMissing { output }),
+            // A stage may pass without them, but each run tries them again.
+            None if rows.failed > 0 => Some(MissReason::RowsFailed { count: rows.failed }),
+            None if stage.max_rejected.is_some_and(|most| rows.rejected > most) => {
+                let most = stage.max_rejected.unwrap_or_default();
+                Some(MissReason::RowsRejected { count: rows.rejected, most })
+            }
+            None => None,
+        };
+        match reason {
+            None if !self.refresh.contains(&index) => Ok(Verdict::Hit { record: Box::new(record), generation }),
+            reason => Err((reason.into_iter().collect(), generation)),
+        }
     }
 
     /// Why there is no record: what changed since the stage's last one.
@@ -558,129 +468,6 @@ impl<'a> Planner<'a> {
         ports.map(|(port, sources)| (port.clone(), sources.iter().map(named).collect::<Vec<_>>().join(", "))).collect()
     }
 
-    async fn resolve<'k>(
-        &self,
-        store: &Store,
-        stage: &Stage,
-        known: impl Fn(usize) -> Option<&'k Outputs>,
-    ) -> Result<Resolved, PlanError> {
-        let mut inputs = BTreeMap::new();
-        for (port, sources) in &stage.inputs {
-            let mut resolved = Vec::with_capacity(sources.len());
-            for source in sources {
-                let input = match source {
-                    Source::Stage { stage: producer, output } => {
-                        let outputs = known(*producer).expect("pending stages are not resolved");
-                        outputs.get(output).cloned().map(Input::stored).ok_or_else(|| {
-                            let name = &self.pipeline.stages[*producer].name;
-                            format!(
-                                "the record of `{name}` has no output `{output}`; run it again with --refresh {name}"
-                            )
-                        })
-                    }
-                    Source::Path(path) => {
-                        let hurry = if store.is_quick() { Hurry::Yes } else { Hurry::No };
-                        self.files.input(path, stage.kind.inputs[port].port_type, hurry).await
-                    }
-                    // These may need requests; whoever has time for them looks again.
-                    Source::Url { .. } | Source::Artifact { .. } if store.is_quick() => Err("not near".to_owned()),
-                    Source::Url { url, digest } => {
-                        let port_type = stage.kind.inputs[port].port_type;
-                        inputs::download(&self.files, url, digest, port_type, &self.folders.cache).await
-                    }
-                    Source::Artifact { name, tag } => inputs::tagged(self.store, name, tag).await,
-                };
-                let input = input.and_then(|input| self.fits(stage, port, input));
-                resolved.push(input.map_err(|message| Self::input_error(stage, port, &message))?);
-            }
-            inputs.insert(port.clone(), resolved);
-        }
-        let preimage = self.preimage(stage, &inputs)?;
-        Ok(Resolved { key: preimage.key(), base: base_key(&stage.kind, &preimage), preimage, inputs })
-    }
-
-    /// Whether a table has the columns that the port reads.
-    fn fits(&self, stage: &Stage, port: &str, input: Input) -> Result<Input, String> {
-        let declared = &stage.kind.inputs[port];
-        // A command takes what a tag names, whatever that is: nobody can know before it is looked up.
-        let open = stage.command.is_some() && matches!(stage.inputs[port][..], [Source::Artifact { .. }]);
-        if !open && declared.port_type.is_table() != input.artifact.rows.is_some() {
-            let is = if input.artifact.rows.is_some() { "a table" } else { "a file or folder, not a Parquet table" };
-            return Err(format!("expected {}, but this is {is}", declared.port_type));
-        }
-        for (name, column) in &declared.columns {
-            match input.artifact.columns.iter().find(|c| c.name == *name) {
-                Some(found) if found.column_type == column.to_string() || found.column_type == "null" => {}
-                Some(found) => return Err(format!("column `{name}` is {}, expected {column}", found.column_type)),
-                None => {
-                    let has: Vec<&str> = input.artifact.columns.iter().map(|c| c.name.as_str()).collect();
-                    return Err(format!("column `{name}` ({column}) is missing; it has {}", has.join(", ")));
-                }
-            }
-        }
-        Ok(input)
-    }
-
-    fn preimage(&self, stage: &Stage, inputs: &BTreeMap<String, Vec<Input>>) -> Result<Preimage, PlanError> {
-        let manifest = &stage.kind;
-        let identities = inputs.iter().map(|(port, inputs)| {
-            let declared = &manifest.inputs[port];
-            let by_row = manifest.by_row.as_ref().is_some_and(|by_row| by_row.port == *port);
-            let one = |input: &Input| match by_row {
-                // The other columns are joined back, so they count for the stage, though not for its rows.
-                true => input.artifact.identity([].iter()),
-                false => input.artifact.identity(declared.columns.keys().collect::<Vec<_>>().into_iter()),
-            };
-            let identity = match (declared.list, inputs.as_slice()) {
-                (false, [input]) => one(input),
-                (_, many) => InputIdentity::List { items: many.iter().map(one).collect() },
-            };
-            (port.clone(), identity)
-        });
-        let mut env: BTreeMap<String, Option<String>> =
-            manifest.env.iter().map(|name| (name.clone(), std::env::var(name).ok())).collect();
-        env.extend(stage.env.iter().map(|(name, value)| (name.clone(), Some(value.clone()))));
-        let toolchain =
-            self.host.toolchain(manifest).map_err(|error| PlanError::Toolchain { stage: stage.name.clone(), error })?;
-        let measured = manifest.determinism == Determinism::Measured;
-        let (program, executable) = self.program(stage)?;
-        let preimage = Preimage {
-            schema: key::SCHEMA,
-            kind: manifest.name.clone(),
-            program,
-            executable,
-            params: stage.params.clone(),
-            inputs: identities.collect(),
-            outputs: stage.command.is_some().then(|| declared_outputs(stage)),
-            env,
-            secrets: stage.secrets.clone(),
-            toolchain,
-            device: measured.then(|| self.host.device(stage.resources.gpu)),
-            rows_of: None,
-        };
-        Ok(preimage.versioned())
-    }
-
-    /// What runs, and which of its files may be executed.
-    fn program(&self, stage: &Stage) -> Result<(ProgramIdentity, BTreeSet<String>), PlanError> {
-        let Some(command) = &stage.command else {
-            let kind = self.catalog.kind(&stage.kind.name).expect("the spec names only known kinds");
-            return Ok((kind.identity.clone(), kind.executable.clone()));
-        };
-        let command = match command {
-            Command::Shell(text) => Value::from(text.as_str()),
-            Command::Words(words) => json!(words),
-        };
-        let files =
-            self.command_files(stage).and_then(|files| Ok((catalog::digests(&files)?, catalog::executables(&files)?)));
-        let (files, executable) = files.map_err(|error| PlanError::Program {
-            location: stage.location.to_string(),
-            stage: stage.name.clone(),
-            error,
-        })?;
-        Ok((ProgramIdentity::Command { command, files }, executable))
-    }
-
     /// What a result was made with and would not be made with now, where its key does not tell.
     pub fn other_interpreter(&self, stage: &Stage, record: &Record) -> Option<(Interpreter, Option<Interpreter>)> {
         let then = record.interpreter.clone()?;
@@ -696,45 +483,6 @@ impl<'a> Planner<'a> {
             files.extend(catalog::source_files(&self.pipeline.folder, source)?);
         }
         Ok(files)
-    }
-}
-
-/// Which stages come next when others are found: each wire is followed once, however long the pipeline is.
-struct Levels {
-    /// Producers that are not found, by stage.
-    missing: HashMap<usize, usize>,
-    consumers: HashMap<usize, Vec<usize>>,
-}
-
-impl Levels {
-    fn new(pipeline: &Pipeline, chosen: &[usize]) -> Self {
-        let mut levels = Self { missing: HashMap::with_capacity(chosen.len()), consumers: HashMap::new() };
-        for stage in chosen {
-            let mut before = producers(&pipeline.stages[*stage]);
-            before.sort_unstable();
-            before.dedup();
-            levels.missing.insert(*stage, before.len());
-            before.into_iter().for_each(|producer| levels.consumers.entry(producer).or_default().push(*stage));
-        }
-        levels
-    }
-
-    /// Those that wait for nothing, in this order.
-    fn first(&self, chosen: &[usize]) -> Vec<usize> {
-        chosen.iter().copied().filter(|stage| self.missing[stage] == 0).collect()
-    }
-
-    /// Those that wait for nothing any more, now that these are found.
-    fn after(&mut self, found: impl Iterator<Item = usize>) -> Vec<usize> {
-        let mut free = Vec::new();
-        for consumer in found.flat_map(|stage| self.consumers.remove(&stage).unwrap_or_default()) {
-            let missing = self.missing.get_mut(&consumer).expect("every consumer was counted");
-            *missing -= 1;
-            if *missing == 0 {
-                free.push(consumer);
-            }
-        }
-        free
     }
 }
 
@@ -764,33 +512,18 @@ impl<'a> Lacks<'a> {
     }
 }
 
-/// What row results of a by-row kind are filed under, or checkpoints of a kind that has them: the key without the parameter
-/// that continues, all of it where none does.
-pub fn base_key(kind: &Manifest, preimage: &Preimage) -> Option<Digest> {
-    let mut base = preimage.clone();
-    let Some(by_row) = &kind.by_row else {
-        kind.continued().map(|name| base.params.remove(name));
-        return kind.has_checkpoints().then(|| base.versioned().key());
-    };
-    let columns = &kind.inputs[&by_row.port].columns;
-    let columns = columns.iter().map(|(name, column)| (name.clone(), column.to_string())).collect();
-    base.inputs.insert(by_row.port.clone(), InputIdentity::Rows { columns });
-    base.rows_of = Some(by_row.port.clone());
-    Some(base.versioned().key())
-}
-
-fn declared_outputs(stage: &Stage) -> Value {
-    let port = |port: &cuda_agent_protocol::manifest::OutputPort| {
-        let columns: Vec<Value> = port.columns.iter().map(|c| json!([c.name, c.column_type])).collect();
-        json!([port.port_type, columns])
-    };
-    stage
-        .kind
-        .outputs
-        .iter()
-        .map(|(name, output)| (name.clone(), port(output)))
-        .collect::<serde_json::Map<_, _>>()
-        .into()
+/// The producers of a stage's inputs that aren't done.
+fn waits<'k>(stage: &Stage, known: &impl Fn(usize) -> Option<&'k Outputs>) -> Vec<usize> {
+    let sources = stage.inputs.values().flatten();
+    let mut waits: Vec<usize> = sources
+        .filter_map(|source| match source {
+            Source::Stage { stage, .. } => known(*stage).is_none().then_some(*stage),
+            _ => None,
+        })
+        .collect();
+    waits.sort_unstable();
+    waits.dedup();
+    waits
 }
 
 #[cfg(test)]

@@ -4,6 +4,10 @@ use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 
+use cuda_agent_protocol::Manifest;
+use serde_json::json;
+
+use super::hits::Levels;
 use super::*;
 use crate::artifact::tree;
 use crate::spec;

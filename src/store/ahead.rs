@@ -12,20 +12,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use serde::Deserialize;
 
+use super::local::{LocalView, Look};
 use super::record::has_result;
-use super::{LAYOUT, Record, Store, StoreError};
+use super::{LAYOUT, Store, StoreError};
 use crate::digest::Digest;
 
 /// The most looks that are kept: each takes a few kilobytes.
 const MOST: usize = 16_384;
-
-/// What a key has in a store.
-pub struct Look {
-    /// Its newest generation; 0 where it has none.
-    pub generation: u32,
-    /// Its record, and an output whose blobs are not all there.
-    pub record: Option<(Record, Option<String>)>,
-}
 
 /// Where the look of a key stands.
 enum Slot {
@@ -45,19 +38,20 @@ pub struct Ahead {
 impl Ahead {
     /// Begins to look up what the newest run in a folder had; `None` where that can't be of use.
     pub fn begin(store: &Store) -> Option<Arc<Self>> {
-        let folder = store.folder().filter(|_| store.far().is_none())?.join(LAYOUT).join("runs");
-        let (ahead, store) = (Arc::new(Self::default()), store.clone());
+        let folder = store.folder().filter(|_| !store.has_remote())?.join(LAYOUT).join("runs");
+        let view = store.local_view()?;
+        let ahead = Arc::new(Self::default());
         let (shared, name) = (ahead.clone(), "look-ahead".to_owned());
         let work = move || {
             if let Some(run) = newest(&folder) {
-                let _ = futures::executor::block_on(shared.look_up(&store, &run));
+                let _ = shared.look_up(&view, &run);
             }
         };
         std::thread::Builder::new().name(name).spawn(work).ok()?;
         Some(ahead)
     }
 
-    async fn look_up(&self, store: &Store, run: &std::path::Path) -> Result<(), StoreError> {
+    fn look_up(&self, view: &LocalView, run: &std::path::Path) -> Result<(), StoreError> {
         let keys = std::fs::read(run).ok().and_then(|manifest| keys(&manifest)).unwrap_or_default();
         let slots = self.looks.get_or_init(|| keys.iter().map(|key| (*key, Mutex::new(Slot::Todo))).collect());
         for key in &keys {
@@ -66,7 +60,7 @@ impl Ahead {
                 break;
             }
             if matches!(std::mem::replace(&mut *lock(slot), Slot::Taken), Slot::Todo) {
-                let look = store.look(key).await?;
+                let look = view.look_up(key)?;
                 *lock(slot) = Slot::Done(Box::new(look));
             }
         }
@@ -88,6 +82,16 @@ impl Ahead {
     /// Ends it when the result is dropped.
     pub fn ends_with_this(&self) -> Ends<'_> {
         Ends(self)
+    }
+}
+
+impl Store {
+    /// What a key has on this machine, at once. A look that was made ahead is used up.
+    pub fn look_up_at_once(&self, view: &LocalView, key: &Digest) -> Result<Look, StoreError> {
+        match self.ahead().and_then(|ahead| ahead.take(key)) {
+            Some(look) => Ok(look),
+            None => view.look_up(key),
+        }
     }
 }
 
@@ -136,7 +140,7 @@ fn keys(manifest: &[u8]) -> Option<Vec<Digest>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Again;
+    use crate::store::{Again, Record};
     use serde_json::{Value, json};
 
     fn record(name: &str, blob: Digest) -> Record {
@@ -213,12 +217,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (store, [a, _]) = store(folder.path()).await;
         let with = store.clone().with(Some(begun(&store)));
-        store.near().delete(&crate::store::record_name(&a.key, 1)).await.unwrap();
-        assert!(with.look(&a.key).await.unwrap().record.is_none(), "a single look is of now");
-        assert!(with.trusted().look(&a.key).await.unwrap().record.is_some());
+        store.local().delete(&crate::store::record_name(&a.key, 1)).await.unwrap();
+        assert!(with.look_up(&a.key).await.unwrap().record.is_none(), "a single look is of now");
+        assert!(with.look_up_at_once(&with.local_view().unwrap(), &a.key).unwrap().record.is_some());
         let with = store.clone().with(Some(begun(&store)));
         drop(with.ahead().unwrap().ends_with_this());
-        assert!(with.trusted().look(&a.key).await.unwrap().record.is_none());
+        assert!(with.look_up_at_once(&with.local_view().unwrap(), &a.key).unwrap().record.is_none());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Reading everything in the tier that counts, and comparing it with the digests that it is filed under.
 //!
-//! What is damaged is written again from the near tier where that has a good copy; otherwise it is removed, so that it
+//! What is damaged is written again from the local tier where that has a good copy; otherwise it is removed, so that it
 //! counts as missing and the next run makes it again.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -157,7 +157,7 @@ impl Store {
                 End::Mended
             } else {
                 // Others must not go on trusting that it is there.
-                if self.far.is_some() && !is_announced {
+                if self.has_remote() && !is_announced {
                     let now = gc::clock(self.truth()).await?;
                     gc::announce(self.truth(), now, String::from("{}")).await?;
                     is_announced = true;
@@ -170,19 +170,19 @@ impl Store {
         Ok(ends)
     }
 
-    /// Writes a far object again where there is a good near copy.
+    /// Writes a remote object again where there is a good local copy.
     async fn mend(&self, object: &Object) -> Result<bool, StoreError> {
-        let Some(far) = &self.far else { return Ok(false) };
-        let Some(meta) = self.near.head(&object.name).await? else { return Ok(false) };
+        let Some(remote) = self.remote() else { return Ok(false) };
+        let Some(meta) = self.local.head(&object.name).await? else { return Ok(false) };
         let copy = Object { size: meta.size, ..object.clone() };
-        if !matches!(check(&self.near, &copy).await?, State::Good | State::Record { .. }) {
+        if !matches!(check(&self.local, &copy).await?, State::Good | State::Record { .. }) {
             return Ok(false);
         }
-        match self.near.local(&object.name) {
-            Some(path) => far.tier.upload(&object.name, &path, None).await,
+        match self.local.path_of(&object.name) {
+            Some(path) => remote.tier.upload(&object.name, &path, None).await,
             None => {
-                let bytes = self.near.read(&object.name).await?.unwrap_or_default();
-                far.tier.overwrite(&object.name, bytes).await.map(|()| true)
+                let bytes = self.local.read(&object.name).await?.unwrap_or_default();
+                remote.tier.overwrite(&object.name, bytes).await.map(|()| true)
             }
         }
     }
@@ -198,10 +198,10 @@ impl Store {
             names = generations.into_iter().map(|generation| record_name(&key, generation)).collect();
         }
         for name in names {
-            self.near.delete(&name).await?;
+            self.local.delete(&name).await?;
             self.truth().delete(&name).await?;
-            if let Some(far) = &self.far {
-                far.forget(&name);
+            if let Some(remote) = self.remote() {
+                remote.forget(&name);
             }
         }
         Ok(())
@@ -268,11 +268,11 @@ async fn read_record(tier: &Tier, object: &Object, key: &Digest) -> Result<State
 
 /// The digest of an object's bytes, of which no more than a few pieces are in memory; `None` where it is gone.
 async fn digest_of(tier: &Tier, name: &str, size: u64) -> Result<Option<Digest>, StoreError> {
-    if let Some(path) = tier.local(name) {
+    if let Some(path) = tier.path_of(name) {
         let read = tokio::task::spawn_blocking(move || Digest::of_file(&path)).await;
         return match read.expect("digesting does not panic") {
             Ok(digest) => Ok(Some(digest)),
-            Err(error) if super::tier::is_absent(&error) => Ok(None),
+            Err(error) if super::files::is_absent(&error) => Ok(None),
             Err(error) => Err(tier.error("read", name, error)),
         };
     }

@@ -2,7 +2,7 @@
 //!
 //! A checkpoint is a folder of files, told of by a program and complete by then. Its list lies at
 //! `v1/checkpoints/<base key>/<order>-<digest of the list>`, and each file is a blob, sent piece by piece from where it
-//! lies and fetched to where it belongs: neither memory nor the near tier holds it. Like a record, a list is written when
+//! lies and fetched to where it belongs: neither memory nor the local tier holds it. Like a record, a list is written when
 //! its blobs are there. It stays as long as a record or a kept run has its base key.
 
 use std::path::{Path as FilePath, PathBuf};
@@ -102,7 +102,7 @@ impl Checkpoint {
                 let list = gc::parse::<Self>(tier, &path, &bytes)?;
                 return Ok(list.filter(|list| list.is_sound() && list.order == name.order));
             }
-            if doubt.is_damaged(tier, &path, found)? {
+            if doubt.is_damaged(tier.url(), &path, found)? {
                 return Ok(None);
             }
         }
@@ -112,9 +112,9 @@ impl Checkpoint {
 impl Store {
     /// The tier that checkpoints are shared through; `None` where nothing may be written now.
     fn shared(&self) -> Option<&Tier> {
-        match &self.far {
-            Some(_) => self.writable().map(|far| &far.tier),
-            None => (!self.offline).then_some(&self.near),
+        match self.remote() {
+            Some(_) => self.writable().map(|remote| &remote.tier),
+            None => (!self.is_offline()).then_some(&self.local),
         }
     }
 
@@ -159,8 +159,8 @@ impl Store {
     async fn send(&self, tier: &Tier, file: &CheckpointFile, source: &FilePath) -> Result<(), StoreError> {
         let name = blob_name(&file.blob);
         if let Some(meta) = tier.head(&name).await? {
-            let now = match &self.far {
-                Some(far) => far.clock().await?,
+            let now = match self.remote() {
+                Some(remote) => remote.clock().await?,
                 None => crate::now(),
             };
             if meta.size == file.size && (now - meta.modified).abs() < grace().as_secs_f64() / 2.0 {
@@ -170,8 +170,8 @@ impl Store {
         if !tier.upload(&name, source, Some(&file.blob)).await? {
             return Err(tier.error("share", &file.path, "it was changed after it was told of"));
         }
-        if let Some(far) = &self.far {
-            far.count_up(file.size);
+        if let Some(remote) = self.remote() {
+            remote.count_up(file.size);
         }
         Ok(())
     }
@@ -193,7 +193,7 @@ impl Store {
         most: u64,
         state: &FilePath,
     ) -> Result<Option<Checkpoint>, StoreError> {
-        if self.offline {
+        if self.is_offline() {
             return Ok(None);
         }
         for name in self.checkpoints(base).await? {
@@ -241,13 +241,13 @@ impl Store {
         loop {
             match tier.download(&name, to).await? {
                 Some(found) if found == file.blob => break,
-                Some(found) if doubt.is_damaged(tier, &name, found)? => return Ok(false),
+                Some(found) if doubt.is_damaged(tier.url(), &name, found)? => return Ok(false),
                 Some(_) => {}
                 None => return Ok(false),
             }
         }
-        if let Some(far) = &self.far {
-            far.count_down(file.size);
+        if let Some(remote) = self.remote() {
+            remote.count_down(file.size);
         }
         Ok(true)
     }

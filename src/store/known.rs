@@ -1,4 +1,4 @@
-//! What this machine knows to be in the far tier, so that what was shared once is not asked about again.
+//! What this machine knows to be in the remote tier, so that what was shared once is not asked about again.
 //!
 //! The file: the magic, then entries of 16 bytes of the digest of an object's name and 4 of the time it was written
 //! in seconds, little-endian. The last entry counts. It is only ever appended to, a torn end is cut off, and it can be deleted
@@ -20,7 +20,7 @@ const BATCH: usize = 256;
 
 type Name = [u8; 16];
 
-/// What is known of one far tier.
+/// What is known of one remote tier.
 #[derive(Debug)]
 pub struct Known {
     path: PathBuf,

@@ -199,7 +199,7 @@ fn object(name: &str, number: u32) -> String {
 impl Store {
     /// Asks for a lease.
     pub async fn lease(&self, name: &str, claimant: &Claimant) -> Result<Asked, StoreError> {
-        if self.far().is_some_and(|far| far.is_read_only()) {
+        if self.is_read_only() {
             return Err(self.truth().error("lease", name, "the store is only read"));
         }
         let Some(reserved) = claimant.reserve(name) else { return Ok(Asked::Taken(claimant.holder.clone())) };
@@ -346,7 +346,7 @@ mod tests {
     }
 
     async fn left(store: &Store) -> Vec<String> {
-        store.near().list("v1/leases").await.unwrap().into_iter().map(|meta| meta.name).collect()
+        store.local().list("v1/leases").await.unwrap().into_iter().map(|meta| meta.name).collect()
     }
 
     #[tokio::test]
@@ -458,7 +458,7 @@ mod tests {
     async fn what_no_engine_wrote_holds_nothing() {
         let (store, a) = (Store::memory(), claimant("a"));
         run(&store, "a", None).await;
-        store.near().create("v1/leases/x.1", Bytes::from_static(b"{\"run\":")).await.unwrap();
+        store.local().create("v1/leases/x.1", Bytes::from_static(b"{\"run\":")).await.unwrap();
         let lease = granted(&store, "x", &a).await;
         store.give_back(lease).await.unwrap();
         assert_eq!(left(&store).await, [""; 0]);

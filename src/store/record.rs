@@ -63,6 +63,11 @@ impl Record {
         format!("{text}{CHECK}{check}\"}}").into()
     }
 
+    /// Reads the record of a key; `None` where it is damaged, or of something else.
+    pub(super) fn of_key(bytes: &[u8], key: &Digest) -> Option<Self> {
+        Self::from_bytes(bytes).filter(|record| record.key == *key && record.is_sound())
+    }
+
     /// Whether its names are such as a manifest may declare: they become names of files, and whoever can write to the store
     /// can write any.
     pub fn is_sound(&self) -> bool {

@@ -1,13 +1,14 @@
-//! From the near tier to the far one: blobs and row segments first, then the record that names them.
+//! From the local tier to the remote one: blobs and row segments first, then the record that names them.
 
 use std::collections::BTreeSet;
 
 use futures::{StreamExt, TryStreamExt};
 
-use super::far::{Far, Hint};
+use super::records::{commit_in, remove_others};
+use super::remote_tier::{Hint, Remote};
 use super::{
-    CONCURRENT, Commit, LAYOUT, Record, SegmentName, Store, StoreError, blob_name, commit_in, grace, record_name,
-    remove_others, segment_name, shared_name,
+    CONCURRENT, Commit, LAYOUT, Record, SegmentName, Store, StoreError, blob_name, grace, record_name, segment_name,
+    shared_name,
 };
 use crate::digest::Digest;
 
@@ -20,132 +21,132 @@ fn hint_name(pipeline: &str, params: &Digest) -> String {
 }
 
 impl Store {
-    /// Shares a record with all that it names as this generation, or adopts the far one that is there already.
+    /// Shares a record with all that it names as this generation, or adopts the remote one that is there already.
     pub(super) async fn share(&self, record: Record, generation: u32) -> Result<Commit, StoreError> {
-        let far = self.far.as_ref().expect("only stores of two tiers share");
+        let remote = self.remote().expect("only stores of two tiers share");
         // A replacement was made because something was missing or damaged; what is there is not trusted.
-        self.share_blobs(far, &record, generation > 1).await?;
+        self.share_blobs(remote, &record, generation > 1).await?;
         if let Some(base) = &record.base {
             self.share_segments(base).await?;
         }
-        let commit = commit_in(&far.tier, Some(far), record, generation - 1).await?;
+        let commit = commit_in(&remote.tier, Some(remote), record, generation - 1).await?;
         let key = commit.record.key;
-        far.set_absent(&key, false);
-        self.near.overwrite(&record_name(&key, commit.generation), commit.record.to_bytes()).await?;
-        remove_others(&self.near, &key, commit.generation).await?;
+        remote.set_absent(&key, false);
+        self.local.overwrite(&record_name(&key, commit.generation), commit.record.to_bytes()).await?;
+        remove_others(&self.local, &key, commit.generation).await?;
         if commit.ours || self.confirm(&commit.record).await? {
-            far.add_known(&shared_name(&commit.record, commit.generation));
+            remote.add_known(&shared_name(&commit.record, commit.generation));
         }
         Ok(commit)
     }
 
-    /// Shares a record that was found near, unless it is shared: a few at a time, since a run may find thousands.
+    /// Shares a record that was found locally, unless it is shared: a few at a time, since a run may find thousands.
     pub async fn offer(&self, record: Record, generation: u32) -> Result<Record, StoreError> {
-        let Some(far) = self.far.as_ref().filter(|_| !self.is_shared(&record, generation)) else { return Ok(record) };
-        let _one = far.offers.acquire().await.expect("it is never closed");
-        if far.is_found(&record.key) {
+        let Some(remote) = self.remote().filter(|_| !self.is_shared(&record, generation)) else { return Ok(record) };
+        let _one = remote.offers.acquire().await.expect("it is never closed");
+        if remote.is_found(&record.key) {
             // It is there; its blobs should be, too.
             if !self.confirm(&record).await? {
-                self.share_blobs(far, &record, false).await?;
+                self.share_blobs(remote, &record, false).await?;
             }
-            far.add_known(&shared_name(&record, generation));
+            remote.add_known(&shared_name(&record, generation));
             return Ok(record);
         }
         // Generations of another store mean nothing in this one.
-        let after = if far.is_pending(&record.key) { generation - 1 } else { 0 };
+        let after = if remote.is_pending(&record.key) { generation - 1 } else { 0 };
         self.commit(record, after).await.map(|commit| commit.record)
     }
 
-    async fn share_blobs(&self, far: &Far, record: &Record, again: bool) -> Result<(), StoreError> {
+    async fn share_blobs(&self, remote: &Remote, record: &Record, again: bool) -> Result<(), StoreError> {
         let mut blobs = Vec::new();
         for artifact in record.outputs.values() {
             let found = self.blobs_of(artifact).await?;
-            let gone = || self.near.error("share", &artifact.blob.to_string(), "the list of a tree's files is gone");
+            let gone = || self.local.error("share", &artifact.blob.to_string(), "the list of a tree's files is gone");
             blobs.extend(found.ok_or_else(gone)?);
         }
         blobs.sort_unstable();
         blobs.dedup();
-        let sending = blobs.into_iter().map(|blob| async move { self.share_blob(far, &blob, again).await });
+        let sending = blobs.into_iter().map(|blob| async move { self.share_blob(remote, &blob, again).await });
         futures::stream::iter(sending).buffer_unordered(FILES).try_collect::<Vec<()>>().await?;
         Ok(())
     }
 
     /// Uploads a blob, unless it is there and young: an old one might be about to be collected.
-    async fn share_blob(&self, far: &Far, blob: &Digest, again: bool) -> Result<(), StoreError> {
+    async fn share_blob(&self, remote: &Remote, blob: &Digest, again: bool) -> Result<(), StoreError> {
         let name = blob_name(blob);
-        let now = far.clock().await?;
+        let now = remote.clock().await?;
         let young = |time: f64| (now - time).abs() < grace().as_secs_f64() / 2.0;
         if !again {
-            if far.seen(&name).is_some_and(young) {
+            if remote.seen(&name).is_some_and(young) {
                 return Ok(());
             }
-            let here = self.near.size_of(&name).await?;
-            if let Some(meta) = far.tier.head(&name).await?
+            let here = self.local.size_of(&name).await?;
+            if let Some(meta) = remote.tier.head(&name).await?
                 && young(meta.modified)
                 && here.is_none_or(|size| size == meta.size)
             {
-                far.add_written(&name, meta.modified);
+                remote.add_written(&name, meta.modified);
                 return Ok(());
             }
         }
-        if self.near.size_of(&name).await?.is_none() && !self.bring(blob).await? {
-            return Err(self.near.error("share", &name, "it is gone from both tiers"));
+        if self.local.size_of(&name).await?.is_none() && !self.bring(blob).await? {
+            return Err(self.local.error("share", &name, "it is gone from both tiers"));
         }
-        match self.near.local(&name) {
+        match self.local.path_of(&name) {
             Some(path) => {
-                if !far.tier.upload(&name, &path, Some(blob)).await? {
-                    self.near.delete(&name).await?;
-                    return Err(self.near.error("share", &name, "it is damaged, so it was removed; run again"));
+                if !remote.tier.upload(&name, &path, Some(blob)).await? {
+                    self.local.delete(&name).await?;
+                    return Err(self.local.error("share", &name, "it is damaged, so it was removed; run again"));
                 }
-                far.count_up(std::fs::metadata(&path).map_or(0, |metadata| metadata.len()));
+                remote.count_up(std::fs::metadata(&path).map_or(0, |metadata| metadata.len()));
             }
             None => {
-                let bytes = self.near.read(&name).await?.unwrap_or_default();
-                far.count_up(bytes.len() as u64);
-                far.tier.overwrite(&name, bytes).await?;
+                let bytes = self.local.read(&name).await?.unwrap_or_default();
+                remote.count_up(bytes.len() as u64);
+                remote.tier.overwrite(&name, bytes).await?;
             }
         }
-        far.add_written(&name, now);
+        remote.add_written(&name, now);
         Ok(())
     }
 
-    /// Uploads the row segments of a base key that are near only.
+    /// Uploads the row segments of a base key that are local only.
     pub async fn share_segments(&self, base: &Digest) -> Result<(), StoreError> {
-        let Some(far) = self.writable() else { return Ok(()) };
+        let Some(remote) = self.writable() else { return Ok(()) };
         let folder = format!("{LAYOUT}/rows/{base}");
-        let near = self.near.list(&folder).await?;
-        if near.iter().all(|meta| far.knows(&format!("{folder}/{}", meta.name))) {
+        let local = self.local.list(&folder).await?;
+        if local.iter().all(|meta| remote.knows(&format!("{folder}/{}", meta.name))) {
             return Ok(());
         }
-        let there: Vec<String> = far.tier.list(&folder).await?.into_iter().map(|meta| meta.name).collect();
-        for meta in near.into_iter().filter(|meta| !there.contains(&meta.name)) {
+        let there: Vec<String> = remote.tier.list(&folder).await?.into_iter().map(|meta| meta.name).collect();
+        for meta in local.into_iter().filter(|meta| !there.contains(&meta.name)) {
             let name = format!("{folder}/{}", meta.name);
-            let Some(bytes) = self.near.read(&name).await? else { continue };
+            let Some(bytes) = self.local.read(&name).await? else { continue };
             let segment = meta.name.strip_suffix(".parquet").and_then(SegmentName::parse);
             if segment.is_none_or(|segment| segment.digest != Digest::of_bytes(&bytes)) {
                 // Damaged: whoever needs its rows finds that out.
                 continue;
             }
-            far.count_up(bytes.len() as u64);
-            let now = far.clock().await?;
-            far.tier.overwrite(&name, bytes).await?;
-            far.add_written(&name, now);
+            remote.count_up(bytes.len() as u64);
+            let now = remote.clock().await?;
+            remote.tier.overwrite(&name, bytes).await?;
+            remote.add_written(&name, now);
         }
-        there.iter().for_each(|name| far.add_known(&format!("{folder}/{name}")));
+        there.iter().for_each(|name| remote.add_known(&format!("{folder}/{name}")));
         Ok(())
     }
 
-    /// Whether all that a record names is far.
+    /// Whether all that a record names is in the remote tier.
     async fn confirm(&self, record: &Record) -> Result<bool, StoreError> {
-        let Some(far) = &self.far else { return Ok(true) };
+        let Some(remote) = self.remote() else { return Ok(true) };
         for artifact in record.outputs.values() {
-            // Where the tree's list is not even near, its record is of no use without it.
+            // Where the tree's list is not even here, its record is of no use without it.
             let Some(blobs) = self.blobs_of(artifact).await? else { return Ok(false) };
-            let unknown: Vec<String> = blobs.iter().map(blob_name).filter(|name| !far.knows(name)).collect();
-            let looks = unknown.clone().into_iter().map(|name| async move { far.tier.head(&name).await });
+            let unknown: Vec<String> = blobs.iter().map(blob_name).filter(|name| !remote.knows(name)).collect();
+            let looks = unknown.clone().into_iter().map(|name| async move { remote.tier.head(&name).await });
             let found = futures::stream::iter(looks).buffered(CONCURRENT).try_collect::<Vec<_>>().await?;
             for (name, meta) in unknown.iter().zip(&found) {
-                meta.iter().for_each(|meta| far.add_written(name, meta.modified));
+                meta.iter().for_each(|meta| remote.add_written(name, meta.modified));
             }
             if found.iter().any(Option::is_none) {
                 return Ok(false);
@@ -154,16 +155,16 @@ impl Store {
         Ok(true)
     }
 
-    /// Looks up many keys at once, so that a plan that asks for one after another finds them near.
+    /// Looks up many keys at once, so that a plan that asks for one after another finds them here.
     pub async fn prefetch(&self, keys: Vec<Digest>) -> Result<(), StoreError> {
-        let Some(far) = &self.far else { return Ok(()) };
+        let Some(remote) = self.remote() else { return Ok(()) };
         let looks = keys.into_iter().map(|key| async move {
             if let (generation, Some(record)) = self.newest(&key).await?
                 && !self.is_trusted(&record, generation)
-                && far.is_found(&key)
+                && remote.is_found(&key)
                 && self.confirm(&record).await?
             {
-                far.add_known(&shared_name(&record, generation));
+                remote.add_known(&shared_name(&record, generation));
             }
             Ok::<(), StoreError>(())
         });
@@ -171,22 +172,22 @@ impl Store {
         Ok(())
     }
 
-    /// Notices what changed in the far tier, and what the last run of this pipeline with these parameters found there.
+    /// Notices what changed in the remote tier, and what the last run of this pipeline with these parameters found there.
     pub async fn begin(&self, pipeline: &str, params: &Digest) -> Result<Hint, StoreError> {
-        let Some(far) = &self.far else { return Ok(Hint::default()) };
+        let Some(remote) = self.remote() else { return Ok(Hint::default()) };
         let name = hint_name(pipeline, params);
-        let (hint, ()) = futures::try_join!(far.tier.read(&name), far.catch_up())?;
+        let (hint, ()) = futures::try_join!(remote.tier.read(&name), remote.catch_up())?;
         Ok(hint.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default())
     }
 
     /// Leaves a hint for the next run.
     pub async fn put_hint(&self, pipeline: &str, params: &Digest, hint: &Hint) -> Result<(), StoreError> {
-        let Some(far) = self.writable() else { return Ok(()) };
+        let Some(remote) = self.writable() else { return Ok(()) };
         let bytes = serde_json::to_vec(hint).expect("hints are plain data");
-        far.tier.overwrite(&hint_name(pipeline, params), bytes).await
+        remote.tier.overwrite(&hint_name(pipeline, params), bytes).await
     }
 
-    /// Copies a record with all that it names to the near tier; the first blob that is missing or damaged, otherwise.
+    /// Copies a record with all that it names to the local tier; the first blob that is missing or damaged, otherwise.
     pub async fn pull(&self, record: &Record) -> Result<Option<Digest>, StoreError> {
         for artifact in record.outputs.values() {
             let Some(blobs) = self.blobs_of(artifact).await? else { return Ok(Some(artifact.blob)) };
@@ -202,15 +203,15 @@ impl Store {
         Ok(None)
     }
 
-    /// Copies blobs to the near tier that are not there, several at once; the first that is missing or damaged, otherwise.
+    /// Copies blobs to the local tier that are not there, several at once; the first that is missing or damaged, otherwise.
     pub async fn bring_all(&self, blobs: impl IntoIterator<Item = Digest>) -> Result<Option<Digest>, StoreError> {
-        if self.far.is_none() {
+        if !self.has_remote() {
             return Ok(None);
         }
         // Several files can be in one blob.
         let blobs: BTreeSet<Digest> = blobs.into_iter().collect();
         let bringing = blobs.into_iter().map(|blob| async move {
-            let there = self.near.size_of(&blob_name(&blob)).await?.is_some() || self.bring(&blob).await?;
+            let there = self.local.size_of(&blob_name(&blob)).await?.is_some() || self.bring(&blob).await?;
             Ok::<_, StoreError>((!there).then_some(blob))
         });
         let lost = futures::stream::iter(bringing).buffered(FILES).try_collect::<Vec<_>>().await?;
@@ -218,13 +219,13 @@ impl Store {
     }
 
     async fn bring_segment(&self, base: &Digest, segment: &SegmentName) -> Result<(), StoreError> {
-        if self.near.size_of(&segment_name(base, segment)).await?.is_none() {
+        if self.local.size_of(&segment_name(base, segment)).await?.is_none() {
             self.segment(base, segment).await?;
         }
         Ok(())
     }
 
-    /// Finds out whether the far tier refuses to create what is there already. Two writers could both believe they won
+    /// Finds out whether the remote tier refuses to create what is there already. Two writers could both believe they won
     /// where it does not.
     pub async fn probe(&self) -> Result<Probe, StoreError> {
         const OFTEN: u32 = 5;

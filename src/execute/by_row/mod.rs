@@ -91,10 +91,9 @@ async fn execute_missing(
 ) -> Result<u64, Failure> {
     let store = job.context.store.clone();
     adopt_orphans(&store, filing, schema).await?;
-    let index = match RowIndex::load(&store, &filing.base, &filing.cache).await {
-        // A shared store that is away costs double work at worst.
-        Err(_) if store.far().is_some() => RowIndex::load(&store.nearby(), &filing.base, &filing.cache).await?,
-        index => index?,
+    let index = match (RowIndex::load(&store, &filing.base, &filing.cache).await, store.without_remote()) {
+        (Err(_), Some(nearby)) => RowIndex::load(&nearby, &filing.base, &filing.cache).await?,
+        (index, _) => index?,
     };
     let wanted = wanted(job, &filing.base, &index);
     let mut seen = HashSet::new();
@@ -146,14 +145,13 @@ async fn results(
     filing: &Filing,
 ) -> Result<(Results, u64), RowError> {
     let mut store = job.context.store.clone();
-    let mut index = match RowIndex::load(&store, &filing.base, &filing.cache).await {
-        Ok(index) => index,
-        // All that is needed is near by now, should the far store be away.
-        Err(_) if store.far().is_some() => {
-            store = store.nearby();
+    let mut index = match (RowIndex::load(&store, &filing.base, &filing.cache).await, store.without_remote()) {
+        // All that is needed is here by now, should the remote tier be away.
+        (Err(_), Some(nearby)) => {
+            store = nearby;
             RowIndex::load(&store, &filing.base, &filing.cache).await?
         }
-        Err(error) => return Err(error),
+        (index, _) => index?,
     };
     let mut results = Results::load(&store, &filing.base, &index, &rows.digests, schema).await?;
     if results.misled {

@@ -27,9 +27,7 @@ impl Run<'_, '_> {
             JobEnd::WaitStopped(id) => return self.attempt_ended(id, Err(Failure::Cancelled)).await,
             JobEnd::RetryDue(id) => self.scheduler.queue(id.0),
             JobEnd::LookUpDue(id, key) => {
-                if let Some(far) = self.engine.store.far() {
-                    far.set_absent(&key, false);
-                }
+                self.engine.store.forget_absence(&key);
                 // It may have been looked up meanwhile, for another reason.
                 if self.scheduler.state(id.0) == State::Waiting {
                     self.scheduler.unpark(id.0);
@@ -124,14 +122,11 @@ impl Run<'_, '_> {
         let key = active.resolved.key;
         self.scheduler.park(id.0);
         let (context, mut stop) = (self.context.clone(), self.signals.stop.subscribe());
-        let patience = match context.store.far() {
-            Some(_) => Duration::from_secs(2),
-            None => Duration::from_millis(200),
-        };
+        let interval = context.store.lease_poll_interval();
         self.jobs.spawn(async move {
             let free = async {
                 'free: while !leases.is_empty() {
-                    tokio::time::sleep(patience).await;
+                    tokio::time::sleep(interval).await;
                     context.claimant.observer.bury(work::dead(&context.folders.work));
                     for lease in &leases {
                         // While the store is away nobody can be seen to end.

@@ -67,7 +67,7 @@ impl<'e, 'a> Run<'e, 'a> {
             return Ok(());
         }
         let is_outside = |source: &Source| matches!(source, Source::Path(_) | Source::Url { .. });
-        if self.engine.store.far().is_none() && !self.stage(id).inputs.values().flatten().any(is_outside) {
+        if !self.engine.store.has_remote() && !self.stage(id).inputs.values().flatten().any(is_outside) {
             let outputs = &self.outputs;
             let plan = self.lookups.planner.stage(id.0, |producer| outputs[producer].as_ref()).await;
             return self.looked_up(id, plan);
@@ -78,15 +78,7 @@ impl<'e, 'a> Run<'e, 'a> {
         let planner = self.lookups.planner.clone();
         self.lookups.running.push(Box::pin(async move {
             let known = |producer: usize| outputs.get(&producer);
-            let plan = match planner.stage(id.0, known).await {
-                Err(PlanError::Store(error)) if planner.store.far().is_some() => {
-                    // A shared store that is away costs double work at worst; the run goes on with what is here.
-                    let far = planner.store.far().expect("just seen");
-                    far.trouble(format!("looked up on this machine only: {}", error.message));
-                    planner.stage_nearby(id.0, known).await
-                }
-                plan => plan,
-            };
+            let plan = planner.stage_or_local(id.0, known).await;
             (id, plan)
         }));
         Ok(())

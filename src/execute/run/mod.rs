@@ -290,7 +290,7 @@ impl<'e, 'a> Run<'e, 'a> {
 
     /// Shows what went wrong with the shared store without a stage failing of it.
     fn report_store_warnings(&mut self) {
-        for message in self.engine.store.far().map(|far| far.take_troubles()).unwrap_or_default() {
+        for message in self.engine.store.take_warnings() {
             self.warn("store", message);
         }
     }

@@ -34,7 +34,7 @@ impl Run<'_, '_> {
 
     /// What takes requests to a shared store and nothing waits for is a job of its own: an interrupt must not wait for it.
     fn upload(&mut self, what: Upload, work: impl Future<Output = Result<(), StoreError>> + Send + 'static) {
-        if self.engine.store.far().is_some() {
+        if self.engine.store.has_remote() {
             self.jobs.spawn(async move { JobEnd::Uploaded(what, work.await) });
         }
     }
@@ -54,7 +54,7 @@ impl Run<'_, '_> {
     /// Records that the run goes on. A store that is away for a moment costs a heartbeat, not the run.
     pub(super) async fn heartbeat(&mut self) {
         let (store, manifest) = (self.engine.store.clone(), self.record.heartbeat().clone());
-        if store.far().is_some() {
+        if store.has_remote() {
             self.upload(Upload::Heartbeat, async move { store.put_run(&manifest).await });
         } else if let Err(error) = store.put_run(&manifest).await {
             self.warn("run", error.to_string());
@@ -64,26 +64,20 @@ impl Run<'_, '_> {
     /// Tries once more to share what could not be shared when it was made, and leaves a hint to the next run.
     pub(super) async fn share_the_rest(&mut self) {
         let store = &self.engine.store;
-        let Some(far) = store.far() else { return };
-        if self.report.outcome != RunOutcome::Interrupted {
-            for key in far.unshared().into_keys() {
-                if let Ok((generation, Some(record))) = store.nearby().newest(&key).await {
-                    let _ = store.offer(record, generation).await;
-                }
-                // The same would be said of the others.
-                if far.unshared().contains_key(&key) {
-                    break;
-                }
-            }
+        if !store.has_remote() {
+            return;
         }
-        if self.report.outcome == RunOutcome::Done && far.unshared().is_empty() {
+        if self.report.outcome != RunOutcome::Interrupted {
+            store.share_the_rest().await;
+        }
+        if self.report.outcome == RunOutcome::Done && store.unshared().is_empty() {
             let entries = self.record.manifest.stages.iter();
             let stages: Vec<_> = entries.filter_map(|(name, entry)| Some((name.clone(), entry.key?))).collect();
             if let Err(error) = self.lookups.planner.leave_hint(&self.context.run, stages.into_iter()).await {
-                far.trouble(error.to_string());
+                store.warn(error.to_string());
             }
         }
-        far.write_known();
+        store.write_known();
         self.report_store_warnings();
     }
 }

@@ -1,4 +1,4 @@
-//! The far tier: the store that is shared, what is known of it, and what went wrong with it.
+//! The remote tier: the store that is shared, what is known of it, and what went wrong with it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -10,20 +10,20 @@ use tokio::sync::{OnceCell, Semaphore};
 
 use super::known::Known;
 use super::tier::Tier;
-use super::{LAYOUT, StoreError};
+use super::{DELETED, LAYOUT, StoreError, gc};
 use crate::digest::Digest;
 
-/// Results that are offered to the far tier at the same time.
+/// Results that are offered to the remote tier at the same time.
 const OFFERS: usize = 8;
 
-/// The shared store behind a near tier.
-pub struct Far {
+/// The shared store behind a local tier.
+pub struct Remote {
     /// Its objects.
     pub tier: Tier,
     state: Mutex<State>,
     /// What the store was when what is known was learned: its id, and the last report of gc.
     seen: PathBuf,
-    /// Keys whose near record is to replace the far one, for what could not be done at once.
+    /// Keys whose local record is to replace the remote one, for what could not be done at once.
     pending: PathBuf,
     read_only: bool,
     id: OnceCell<String>,
@@ -39,14 +39,14 @@ struct State {
     replaced: HashMap<Digest, u32>,
     /// Keys that were looked for in vain; for a run, that stays so until it looks again.
     absent: HashSet<Digest>,
-    /// Keys whose record is near only, and why.
+    /// Keys whose record is local only, and why.
     unshared: BTreeMap<Digest, StoreError>,
-    /// Keys whose near record is to replace the far one.
+    /// Keys whose local record is to replace the remote one.
     pending: BTreeSet<Digest>,
-    /// Keys whose record was found far by this process.
+    /// Keys whose record was found remotely by this process.
     found: HashSet<Digest>,
     /// What users have not been told yet.
-    troubles: Vec<String>,
+    warnings: Vec<String>,
     /// Objects and bytes that went up.
     sent: (u64, u64),
     /// Objects and bytes that came down.
@@ -75,8 +75,8 @@ pub struct Hint {
     pub stages: BTreeMap<String, Digest>,
 }
 
-impl Far {
-    /// A far tier; what is known of it is kept in `cache`.
+impl Remote {
+    /// A remote tier; what is known of it is kept in `cache`.
     pub fn new(tier: Tier, cache: &Path, read_only: bool) -> Self {
         let name = &Digest::of_bytes(tier.url().as_bytes()).to_string()[..8];
         let pending = cache.join(format!("known-{name}.pending"));
@@ -88,7 +88,7 @@ impl Far {
             unshared: BTreeMap::new(),
             pending: listed.unwrap_or_default(),
             found: HashSet::new(),
-            troubles: Vec::new(),
+            warnings: Vec::new(),
             sent: (0, 0),
             received: (0, 0),
         };
@@ -143,7 +143,7 @@ impl Far {
     pub async fn clock(&self) -> Result<f64, StoreError> {
         let asked = self.clock.get_or_try_init(|| async {
             let asked_at = Instant::now();
-            Ok(Clock { server: super::gc::clock(&self.tier).await?, asked_at })
+            Ok(Clock { server: gc::clock(&self.tier).await?, asked_at })
         });
         asked.await.map(Clock::now)
     }
@@ -170,7 +170,7 @@ impl Far {
             let highest = state.replaced.entry(key).or_default();
             *highest = generation.max(*highest);
         }
-        let last = gc.into_iter().map(|meta| meta.name).rfind(|name| name.starts_with(super::DELETED));
+        let last = gc.into_iter().map(|meta| meta.name).rfind(|name| name.starts_with(DELETED));
         let now = format!("{id} {}", last.unwrap_or_default());
         let before = std::fs::read_to_string(&self.seen).unwrap_or_default();
         if before != now {
@@ -241,22 +241,22 @@ impl Far {
         };
     }
 
-    /// Notes that a key's record was found far.
+    /// Notes that a key's record was found remotely.
     pub fn set_found(&self, key: &Digest) {
         self.state().found.insert(*key);
     }
 
-    /// Whether a key's record was found far.
+    /// Whether a key's record was found remotely.
     pub fn is_found(&self, key: &Digest) -> bool {
         self.state().found.contains(key)
     }
 
-    /// Whether a key's near record was made to replace the far one, which could not be done yet.
+    /// Whether a key's local record was made to replace the remote one, which could not be done yet.
     pub fn is_pending(&self, key: &Digest) -> bool {
         self.state().pending.contains(key)
     }
 
-    /// Notes that a near record is to replace the far one, or has done so. Without the file, the far one would win.
+    /// Notes that a local record is to replace the remote one, or has done so. Without the file, the remote one would win.
     fn set_pending(&self, state: &mut State, key: &Digest, pending: bool) {
         let changed = match pending {
             true => state.pending.insert(*key),
@@ -269,12 +269,12 @@ impl Far {
         }
     }
 
-    /// Notes that a result is near only.
+    /// Notes that a result is local only.
     pub fn set_unshared(&self, key: &Digest, error: &StoreError) {
         let mut state = self.state();
         self.set_pending(&mut state, key, true);
         if state.unshared.is_empty() {
-            state.troubles.push(format!("results stay on this machine for now: {error}"));
+            state.warnings.push(format!("results stay on this machine for now: {error}"));
         }
         state.unshared.insert(*key, error.clone());
     }
@@ -286,16 +286,16 @@ impl Far {
         self.set_pending(&mut state, key, false);
     }
 
-    /// Keys whose record is near only, and why.
+    /// Keys whose record is local only, and why.
     pub fn unshared(&self) -> BTreeMap<Digest, StoreError> {
         self.state().unshared.clone()
     }
 
     /// Notes something that users should hear of; the same thing is told once.
-    pub fn trouble(&self, message: String) {
+    pub fn warn(&self, message: String) {
         let mut state = self.state();
-        if !state.troubles.contains(&message) {
-            state.troubles.push(message);
+        if !state.warnings.contains(&message) {
+            state.warnings.push(message);
         }
     }
 
@@ -322,8 +322,8 @@ impl Far {
     }
 
     /// What users have not been told yet.
-    pub fn take_troubles(&self) -> Vec<String> {
-        std::mem::take(&mut self.state().troubles)
+    pub fn take_warnings(&self) -> Vec<String> {
+        std::mem::take(&mut self.state().warnings)
     }
 }
 
@@ -334,15 +334,15 @@ mod tests {
     #[tokio::test]
     async fn whoever_only_looks_writes_nothing() {
         let cache = tempfile::tempdir().unwrap();
-        let far = Far::new(Tier::memory(), cache.path(), false);
-        far.catch_up().await.unwrap();
-        assert_eq!(far.id().await.unwrap(), "");
-        assert_eq!(far.tier.list("").await.unwrap(), []);
-        let id = far.make_id().await.unwrap().to_owned();
-        assert_eq!(far.id().await.unwrap(), id);
-        let another = Far::new(far.tier.clone(), cache.path(), false);
+        let remote = Remote::new(Tier::memory(), cache.path(), false);
+        remote.catch_up().await.unwrap();
+        assert_eq!(remote.id().await.unwrap(), "");
+        assert_eq!(remote.tier.list("").await.unwrap(), []);
+        let id = remote.make_id().await.unwrap().to_owned();
+        assert_eq!(remote.id().await.unwrap(), id);
+        let another = Remote::new(remote.tier.clone(), cache.path(), false);
         assert_eq!((another.make_id().await.unwrap(), id.len()), (id.as_str(), 32), "who comes first gives it");
-        let reader = Far::new(Tier::memory(), cache.path(), true);
+        let reader = Remote::new(Tier::memory(), cache.path(), true);
         assert_eq!(reader.make_id().await.unwrap(), "");
         assert_eq!(reader.tier.list("").await.unwrap(), []);
     }
