@@ -6,14 +6,20 @@ not finite, hardly varies, hardly depends on one of the inputs, equals an earlie
 """
 
 import math
+import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 from operator_binding import NotApplicable, bind, cost
+
+if TYPE_CHECKING:
+    from operator_binding import Bound, Operand
 
 TRIAL_BATCH = 3
 ABSOLUTE = RELATIVE = 1e-2  # the tolerance of verdicts: what agrees to it counts as equal
@@ -26,15 +32,27 @@ MOST_WEIGHTS = 3_000_000
 STEP_ATTEMPTS = 6
 
 ATTRIBUTES = {
-    "convolution": "conv", "linear": "linear", "normalization": "norm", "activation": "activation", "pooling": "pool",
-    "recurrent": "rnn", "attention": "attention", "embedding": "embedding", "loss": "loss", "padding": "pad",
-    "softmax": "softmax", "resampling": "resample", "similarity": "similarity",
+    "convolution": "conv",
+    "linear": "linear",
+    "normalization": "norm",
+    "activation": "activation",
+    "pooling": "pool",
+    "recurrent": "rnn",
+    "attention": "attention",
+    "embedding": "embedding",
+    "loss": "loss",
+    "padding": "pad",
+    "softmax": "softmax",
+    "resampling": "resample",
+    "similarity": "similarity",
     "arrangement": "shuffle",
 }
 # Where these turn a stream of rank 3, the channels change places with the positions.
 AXIS_SWAPS = {"torch.rot90"}
 DIMENSIONS = {
-    2: ("features",), 3: ("channels", "length"), 4: ("channels", "height", "width"),
+    2: ("features",),
+    3: ("channels", "length"),
+    4: ("channels", "height", "width"),
     5: ("channels", "depth", "height", "width"),
 }
 # Extents of a stream by the kind of device. A GPU's are larger; what bounds them is that a small batch of them is run
@@ -57,8 +75,11 @@ MOST_IN_SAMPLE = 50_000  # elements of a sample of the stream as it begins
 INDEX_LENGTHS = [16, 24, 32, 48, 64]
 RANK_WEIGHTS = {2: 3, 3: 4, 4: 5, 5: 1}
 SOURCES = {
-    "randn": "torch.randn({})", "rand": "torch.rand({})", "positive": "torch.rand({}) + 0.5",
-    "unit": "torch.rand({}) * 1.8 - 0.9", "above_one": "torch.rand({}) + 1.1",
+    "randn": "torch.randn({})",
+    "rand": "torch.rand({})",
+    "positive": "torch.rand({}) + 0.5",
+    "unit": "torch.rand({}) * 1.8 - 0.9",
+    "above_one": "torch.rand({}) + 1.1",
     "sign": "torch.randint(0, 2, ({})) * 2.0 - 1.0",
 }
 
@@ -70,7 +91,9 @@ PARAMETERS = {"other": "other_weight"}
 class Extent(int):
     """A size that remembers the name of the constant that holds it."""
 
-    def __new__(cls, value, text):
+    text: str
+
+    def __new__(cls, value: int, text: str) -> "Extent":
         extent = super().__new__(cls, value)
         extent.text = text
         return extent
@@ -79,7 +102,9 @@ class Extent(int):
 class Factor(float):
     """A number that remembers the name of the constant that holds it."""
 
-    def __new__(cls, value, text):
+    text: str
+
+    def __new__(cls, value: float, text: str) -> "Factor":
         factor = super().__new__(cls, value)
         factor.text = text
         return factor
@@ -88,17 +113,19 @@ class Factor(float):
 class Sizes(tuple):
     """Several sizes under one name."""
 
-    def __new__(cls, value, text):
+    text: str
+
+    def __new__(cls, value: tuple[int, int], text: str) -> "Sizes":
         sizes = super().__new__(cls, value)
         sizes.text = text
         return sizes
 
 
-def named(value, text):
+def named(value: int | tuple[int, int], text: str) -> Extent | Sizes:
     return {int: Extent, float: Factor, tuple: Sizes, list: Sizes}[type(value)](value, text)
 
 
-def text_of(value):
+def text_of(value: Extent | int) -> str:
     return getattr(value, "text", None) or repr(value)
 
 
@@ -109,7 +136,7 @@ class Unsuitable(Exception):
 class Misfit(Exception):
     """The operator at a position did not fit, whatever its sizes and options."""
 
-    def __init__(self, position, reason):
+    def __init__(self, position: int, reason: str) -> None:
         super().__init__(reason)
         self.position, self.reason = position, reason
 
@@ -143,9 +170,10 @@ class Chain:
     module: nn.Module = field(default_factory=nn.Module)
 
 
-def compose(rng, rows, ranks, device):
+def compose(rng: random.Random, rows: list[dict[str, Any]], ranks: list[int], device: str) -> Chain:
     """A chain of the operators in order, or Misfit with the position at which none of the attempts fitted."""
-    chain, reason = None, ""
+    chain: Any = None
+    reason = ""
     for position, row in enumerate(rows):
         for _ in range(STEP_ATTEMPTS):
             try:
@@ -161,7 +189,7 @@ def compose(rng, rows, ranks, device):
     return chain
 
 
-def draw(rng, row, chain, position):
+def draw(rng: random.Random, row: dict[str, Any], chain: Any, position: int) -> tuple[int, dict[str, Any]]:
     """One of an operator's usages, with its number, where it fits the stream."""
     numbers = list(range(len(row["usages"])))
     if position:
@@ -174,7 +202,7 @@ def draw(rng, row, chain, position):
     return number, row["usages"][number] | {"family": row["family"]}
 
 
-def fits(usage, chain):
+def fits(usage: dict[str, Any], chain: Chain) -> bool:
     """Whether a usage can follow: it takes such a stream, and no rounding error becomes a wrong element in it."""
     if usage["input"] == "index" or not usage["smooth"] or len(chain.shape) not in usage["ranks"]:
         return False
@@ -182,7 +210,7 @@ def fits(usage, chain):
     return usage["domain"] == "any" or (chain.known_low or 0) > least
 
 
-def begin(rng, usage, ranks, device):
+def begin(rng: random.Random, usage: dict[str, Any], ranks: list[int], device: str) -> Chain:
     """A stream of a shape that suits the first operator, of one of the ranks where it takes them."""
     possible = [rank for rank in usage["ranks"] if rank in ranks] or usage["ranks"]
     rank = rng.choices(possible, [RANK_WEIGHTS[rank] for rank in possible])[0]
@@ -192,13 +220,13 @@ def begin(rng, usage, ranks, device):
     else:
         names, sizes = DIMENSIONS[rank], draw_sizes(rng, SIZES[device][rank])
     chain.constants["batch_size"] = TRIAL_BATCH
-    for name, size in zip(names, sizes):
+    for name, size in zip(names, sizes, strict=True):
         chain.constants[name] = size
-    chain.shape = (Extent(TRIAL_BATCH, "batch_size"), *(Extent(s, n) for n, s in zip(names, sizes)))
+    chain.shape = (Extent(TRIAL_BATCH, "batch_size"), *(Extent(s, n) for n, s in zip(names, sizes, strict=True)))
     return chain
 
 
-def draw_sizes(rng, options_by_axis):
+def draw_sizes(rng: random.Random, options_by_axis: tuple[list[int] | None, ...]) -> list[int]:
     """Extents whose product is not too large to be tried; None stands for the extent before."""
     while True:
         sizes = []
@@ -210,7 +238,10 @@ def draw_sizes(rng, options_by_axis):
 
 # ---- one step
 
-def extend(rng, chain, row, numbered_usage, last):
+
+def extend(
+    rng: random.Random, chain: Chain, row: dict[str, Any], numbered_usage: tuple[int, dict[str, Any]], last: bool
+) -> None:
     """Append an operator to the chain after trying it; leaves the chain as it was where it does not fit."""
     number, usage = numbered_usage
     constants = dict(chain.constants)
@@ -231,11 +262,14 @@ def extend(rng, chain, row, numbered_usage, last):
     if usage["construct"]:
         attribute = unique(ATTRIBUTES.get(usage["family"], "layer"), attributes)
         attributes.add(attribute)
-        init.append(bound.construct_line(attribute))
+        line = bound.construct_line(attribute)
+        assert line is not None, "it has a construct"
+        init.append(line)
     for operand in bound.operands:
         if operand.role == "parameter":
             parameter = bound.names[operand.name] = unique(
-                PARAMETERS.get(operand.name, operand.name), attributes | set(constants) | {name for name, _ in inputs})
+                PARAMETERS.get(operand.name, operand.name), attributes | set(constants) | {name for name, _ in inputs}
+            )
             attributes.add(parameter)
             init.append(f"self.{parameter} = nn.Parameter({tensor_text(operand, chain)})")
     call = bound.call_text("x", attribute)
@@ -249,9 +283,12 @@ def extend(rng, chain, row, numbered_usage, last):
     chain.shape = named_shape(out.shape, chain.shape, bound)
 
 
-def chooser(rng, usage, constants, attributes):
+def chooser(
+    rng: random.Random, usage: dict[str, Any], constants: dict[str, int | tuple[int, int]], attributes: set[str]
+) -> Callable[..., Any]:
     """Chooses values of free symbols; those that are no literals become module constants."""
-    def choose(options, symbol):
+
+    def choose(options: list[Any], symbol: str):
         value = rng.choice(options)
         if usage["symbols"][symbol].get("literal") or hasattr(value, "text"):
             return value
@@ -262,19 +299,19 @@ def chooser(rng, usage, constants, attributes):
     return choose
 
 
-def arguments_read(bound):
+def arguments_read(bound: "Bound") -> list[str]:
     """Init arguments that the call reads as attributes."""
     return [bound.names[symbol] for symbol in bound.attributes()]
 
 
-def kept_arguments(bound, attributes):
+def kept_arguments(bound: "Bound", attributes: set[str]) -> list[str]:
     """Init arguments that the call reads, which become attributes of the same name."""
     names = [name for name in arguments_read(bound) if name not in attributes]
     attributes.update(names)
     return names
 
 
-def unique(name, taken):
+def unique(name: Any, taken: set[str]) -> str:
     number = 2
     chosen = name
     while chosen in taken:
@@ -282,7 +319,7 @@ def unique(name, taken):
     return chosen
 
 
-def stream_text(rng, usage, bound, shape):
+def stream_text(rng: random.Random, usage: dict[str, Any], bound: "Bound", shape: tuple[Extent, ...]) -> str:
     extents = ", ".join(text_of(extent) for extent in shape)
     if usage["input"] == "index":
         return f"torch.randint(0, {bound.names['num_embeddings']}, ({extents}))"
@@ -292,7 +329,7 @@ def stream_text(rng, usage, bound, shape):
     return SOURCES[source].format(extents)
 
 
-def name_extents(bound, chain, constants):
+def name_extents(bound: "Bound", chain: Chain, constants: dict[str, int | tuple[int, int]]) -> None:
     """Name what an operand takes over from the stream, where an operator before has made an extent of its own."""
     named_here = {}
     for operand in bound.operands:
@@ -302,14 +339,16 @@ def name_extents(bound, chain, constants):
             if fresh and extent not in named_here:
                 axis = chain.shape.index(extent, 1) - 1
                 words = DIMENSIONS.get(len(chain.shape), ())
-                name = unique(f"inner_{words[axis] if axis < len(words) else 'size'}", chain.attributes | set(constants))
+                name = unique(
+                    f"inner_{words[axis] if axis < len(words) else 'size'}", chain.attributes | set(constants)
+                )
                 constants[name] = int(extent)
                 named_here[extent] = Extent(extent, name)
             extents.append(named_here[extent] if fresh else extent)
         operand.shape = tuple(extents)
 
 
-def name_operands(bound, inputs, chain, others):
+def name_operands(bound: "Bound", inputs: list[tuple[str, str]], chain: Chain, others: set[str]) -> list[str]:
     """Forward arguments for operands that are inputs; returns the new ones' names."""
     fresh = []
     taken = {name for name, _ in inputs} | {"x"} | others
@@ -322,7 +361,7 @@ def name_operands(bound, inputs, chain, others):
     return fresh
 
 
-def tensor_text(operand, chain):
+def tensor_text(operand: "Operand", chain: Chain) -> str:
     extents = ", ".join(text_of(extent) for extent in operand.shape)
     if operand.fill.startswith("index"):
         classes = text_of(chain.shape[1])
@@ -333,10 +372,11 @@ def tensor_text(operand, chain):
     return text if operand.scale == 1.0 else f"{text} * {operand.scale:.4g}"
 
 
-def named_shape(out, before, bound):
+def named_shape(out: torch.Size, before: tuple[Extent | int, ...], bound: "Bound") -> tuple[Extent | int, ...]:
     """Names for the extents of an output: kept where nothing changed, or the symbol that set them."""
     widths = {
-        int(value): bound.names[symbol] for symbol, value in bound.values.items()
+        int(value): bound.names[symbol]
+        for symbol, value in bound.values.items()
         if symbol in ("out_channels", "out_features", "hidden_size", "embedding_dim", "points")
     }
     kept = kept_axes(out, before, bound)
@@ -351,7 +391,7 @@ def named_shape(out, before, bound):
     return tuple(shape)
 
 
-def kept_axes(out, before, bound):
+def kept_axes(out: torch.Size, before: tuple[Extent | int, ...], bound: "Bound") -> dict[int, int]:
     """Axis of an output to the axis of the stream that it is: the same one, but for axes that came, went or turned."""
     axes = list(range(len(before)))
     dims = bound.values.get("dims")
@@ -360,27 +400,36 @@ def kept_axes(out, before, bound):
     elif len(out) == len(before) - 1:
         dim = bound.values.get("dim")
         gone = [dim % len(before)] if isinstance(dim, int) else range(1, len(before))
-        axes = next(([*axes[:d], *axes[d + 1:]] for d in gone if (*before[:d], *before[d + 1:]) == tuple(out)), [])
+        axes = next(([*axes[:d], *axes[d + 1 :]] for d in gone if (*before[:d], *before[d + 1 :]) == tuple(out)), [])
     elif len(out) == len(before) + 1:
-        added = (d for d in range(1, len(out)) if (*out[:d], *out[d + 1:]) == tuple(before))
+        added = (d for d in range(1, len(out)) if (*out[:d], *out[d + 1 :]) == tuple(before))
         axes = next(([*axes[:d], None, *axes[d:]] for d in added), [])
     elif len(out) != len(before):
         axes = []
-    return {index: axis for index, axis in enumerate(axes)
-            if axis is not None and out[index] == before[axis]}
+    return {index: axis for index, axis in enumerate(axes) if axis is not None and out[index] == before[axis]}
 
 
 # ---- trying a step
 
+
 class Trial:
     """Runs one more operator on the chain's small batch."""
 
-    def __init__(self, chain, constants, init, call, inputs, fresh, bound):
+    def __init__(
+        self,
+        chain: Chain,
+        constants: dict[str, int | tuple[int, int]],
+        init: list[str],
+        call: str,
+        inputs: list[tuple[str, str]],
+        fresh: list[str],
+        bound: "Bound",
+    ) -> None:
         self.chain, self.call, self.fresh, self.inputs, self.bound = chain, call, fresh, dict(inputs), bound
         self.names = {"torch": torch, "nn": nn, "F": F, **constants, "self": nn.Module()}
         self.init, self.outputs, self.weights = init, (), 0
 
-    def run(self, usage, last):
+    def run(self, usage: dict[str, Any], last: bool) -> torch.Tensor:
         try:
             self.weights = self._build("meta")
             # Before real weights are drawn: a Transformer as wide as a flattened image has 400 million.
@@ -398,7 +447,7 @@ class Trial:
         self.outputs = (first, other, moved)
         return first
 
-    def _build(self, device):
+    def _build(self, device: str) -> int:
         """Makes what the operator keeps; returns the number of its weights."""
         self.names["self"] = nn.Module()
         with torch.device(device):
@@ -406,15 +455,15 @@ class Trial:
                 exec(line, self.names)
         return sum(parameter.numel() for parameter in self.names["self"].parameters())
 
-    def _refuse_slow(self):
+    def _refuse_slow(self) -> None:
         """What takes long on the CPU is not tried; for this much the output may be taken to be like the stream."""
         shape = self.chain.shape
-        if self.weights > MOST_WEIGHTS or QUADRATIC.search(self.call) and shape[-1] > MOST_SQUARED:
+        if self.weights > MOST_WEIGHTS or (QUADRATIC.search(self.call) and shape[-1] > MOST_SQUARED):
             raise Unsuitable("too large to be tried")
         if cost(self.bound, shape, shape, self.weights)[0] > MOST_TRIAL_FLOPS:
             raise Unsuitable("too slow to be tried")
 
-    def _streams(self):
+    def _streams(self) -> tuple[torch.Tensor, ...]:
         """Values for two different inputs, and for the first moved by about a rounding error."""
         if self.chain.streams:
             return self.chain.streams[-1]
@@ -423,10 +472,18 @@ class Trial:
             return first, other, first
         return first, other, first + 1e-6 * torch.randn_like(first)
 
-    def _call(self, x, operands):
+    def _call(self, x: torch.Tensor, operands: dict[str, torch.Tensor]) -> torch.Tensor:
         return eval(self.call, {**self.names, "x": x, **operands})
 
-    def _judge(self, out, other, moved, changed, streams, last):
+    def _judge(
+        self,
+        out: torch.Tensor,
+        other: torch.Tensor,
+        moved: torch.Tensor,
+        changed: list[torch.Tensor],
+        streams: tuple[torch.Tensor, ...],
+        last: bool,
+    ) -> None:
         if not isinstance(out, torch.Tensor) or out.dtype != torch.float32 or out.shape[0] != TRIAL_BATCH:
             raise Unsuitable("shape")
         if out.numel() // TRIAL_BATCH > MOST_PER_SAMPLE or (out.dim() < 2 and not last):
@@ -448,14 +505,14 @@ class Trial:
             raise Unsuitable("equals an earlier value")
 
 
-def far_share(first, second, tolerance=ABSOLUTE):
+def far_share(first: torch.Tensor, second: torch.Tensor, tolerance: float = ABSOLUTE) -> float:
     """The share of elements that a verdict would tell apart."""
     if first.shape != second.shape:
         return 1.0
     return float(((first - second).abs() > tolerance + tolerance * second.abs()).float().mean())
 
 
-def varies(values):
+def varies(values: torch.Tensor) -> bool:
     """Whether the values spread, and no single one of them makes up most."""
     flat = values.flatten()
     if flat.numel() > 20_000:

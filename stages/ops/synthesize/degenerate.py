@@ -4,6 +4,8 @@ The task runs on a small batch. An answer counts as passing where next to no ele
 all of them, so this is the stricter rule. On a device the whole batch counts, which has more elements to tell apart.
 """
 
+from typing import Any
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,7 +21,7 @@ MOST_OPERATORS, MOST_WEIGHTS = 24, 24
 COPIES = ("clone", "detach", "_to_copy")
 
 
-def fault(code, guards):
+def fault(code: str, guards: bool) -> str | None:
     """What is wrong with a task, in a few words, or None. With `guards`, operators inside of the framework's own that
     do nothing for ordinary inputs are no fault: an answer without them is right."""
     namespace, module = load(code, "cpu")
@@ -31,25 +33,33 @@ def fault(code, guards):
             return "hardly varies"
         if not torch.equal(out, module(*inputs)):
             return "differs from run to run"
-        return (constant_fault(out) or input_fault(module, inputs, others, out) or weight_fault(module, inputs, out)
-                or operator_fault(module, inputs, out, guards))
+        return (
+            constant_fault(out)
+            or input_fault(module, inputs, others, out)
+            or weight_fault(module, inputs, out)
+            or operator_fault(module, inputs, out, guards)
+        )
 
 
-def constant_fault(out):
+def constant_fault(out: torch.Tensor) -> str | None:
     half = out.clone(memory_format=torch.contiguous_format).flatten()
-    half[half.numel() // 2:] = 0
-    answers = {"zeros": torch.zeros_like(out), "ones": torch.ones_like(out), "the mean": torch.full_like(out, out.mean())}
+    half[half.numel() // 2 :] = 0
+    answers = {
+        "zeros": torch.zeros_like(out),
+        "ones": torch.ones_like(out),
+        "the mean": torch.full_like(out, out.mean().item()),
+    }
     for name, answer in answers.items():
         if far_share(answer, out) < LEAST_CONSTANT:
             return f"{name} would pass"
     return "half of it would pass" if far_share(half.view(out.shape), out) < LEAST_CONSTANT / 2 else None
 
 
-def input_fault(module, inputs, others, out):
+def input_fault(module: Any, inputs: list[torch.Tensor], others: list[torch.Tensor], out: torch.Tensor) -> str | None:
     if far_share(module(*others), out) < LEAST_STALE:
         return "the answer to other inputs would pass"
     for place, value in enumerate(inputs):
-        mixed = [*inputs[:place], others[place], *inputs[place + 1:]]
+        mixed = [*inputs[:place], others[place], *inputs[place + 1 :]]
         if far_share(module(*mixed), out) < LEAST_INPUT:
             return f"input {place} hardly matters"
         if value.shape == out.shape and far_share(value.to(out.dtype), out) < LEAST_CONSTANT:
@@ -57,7 +67,7 @@ def input_fault(module, inputs, others, out):
     return None
 
 
-def weight_fault(module, inputs, out):
+def weight_fault(module: Any, inputs: list[torch.Tensor], out: torch.Tensor) -> str | None:
     """A weight that may as well be its own mean everywhere, or one more where it is the same everywhere already."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     for name, tensor in [pair for pair in tensors if pair[1].is_floating_point()][:MOST_WEIGHTS]:
@@ -72,7 +82,7 @@ def weight_fault(module, inputs, out):
     return None
 
 
-def operator_fault(module, inputs, out, guards):
+def operator_fault(module: Any, inputs: list[torch.Tensor], out: torch.Tensor, guards: bool) -> str | None:
     """An operator below the modules that may as well be left out, by its name."""
     watcher = LeaveOut(None)
     with watcher:
@@ -83,28 +93,33 @@ def operator_fault(module, inputs, out, guards):
                 answer = module(*inputs)
         except (RuntimeError, TypeError, ValueError):
             continue
-        if answer.shape == out.shape and far_share(answer, out) < LEAST_PART:
-            if not (guards and far_share(answer, out, GUARD) == 0):
-                return f"{name} may be left out"
+        hardly_matters = answer.shape == out.shape and far_share(answer, out) < LEAST_PART
+        if hardly_matters and not (guards and far_share(answer, out, GUARD) == 0):
+            return f"{name} may be left out"
     return None
 
 
 class LeaveOut(TorchDispatchMode):
     """Lists the operators whose result looks like their first argument, and leaves out one of them."""
 
-    def __init__(self, place):
+    def __init__(self, place: int | None) -> None:
         super().__init__()
         self.place, self.names = place, []
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, function: Any, types: tuple[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[torch.Tensor] | torch.Tensor | tuple[torch.Tensor, ...]:
         name = function.overloadpacket.__name__
         candidate = bool(args) and isinstance(args[0], torch.Tensor) and not function.is_view and name not in COPIES
         if candidate and name.endswith("_") and self.place == len(self.names):
             result = args[0]
         else:
             result = function(*args, **(kwargs or {}))
-        alike = isinstance(result, torch.Tensor) and candidate and (
-            (result.shape, result.dtype) == (args[0].shape, args[0].dtype))
+        alike = (
+            isinstance(result, torch.Tensor)
+            and candidate
+            and ((result.shape, result.dtype) == (args[0].shape, args[0].dtype))
+        )
         if not alike:
             return result
         self.names.append(name)

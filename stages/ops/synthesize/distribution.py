@@ -11,7 +11,8 @@ import math
 import pathlib
 import sys
 import time
-import types
+from collections.abc import Iterable
+from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "python"), str(HERE.parent.parent / "protocol" / "python")]
@@ -23,11 +24,23 @@ from estimate import load  # noqa: E402
 from plan import FAMILY_WEIGHTS  # noqa: E402
 from schedule import PAPER_SHARES, usable_shares  # noqa: E402
 
-DEFAULTS = {"seed": 1, "max_ops": 5, "shares": PAPER_SHARES, "families": FAMILY_WEIGHTS, "operators": [], "device": "cuda",
-            "target_ms_min": 1.0, "target_ms_max": 100.0, "gflops": 0, "gbytes_per_s": 0, "max_bytes": 0, "guards": False}
+DEFAULTS = {
+    "seed": 1,
+    "max_ops": 5,
+    "shares": PAPER_SHARES,
+    "families": FAMILY_WEIGHTS,
+    "operators": [],
+    "device": "cuda",
+    "target_ms_min": 1.0,
+    "target_ms_max": 100.0,
+    "gflops": 0,
+    "gbytes_per_s": 0,
+    "max_bytes": 0,
+    "guards": False,
+}
 
 
-def spread(rows, weights):
+def spread(rows: list[dict[str, Any]], weights: dict[str, float]) -> dict[str, Any]:
     """Figures over rows of `tasks`: shares of families against their weights, of operators and of pairs, bilinear."""
     torch_rows = [row for row in rows if row["data_source"] != "transformers"]
     families = collections.Counter(family for row in torch_rows for family in json.loads(row["families"]))
@@ -41,17 +54,17 @@ def spread(rows, weights):
         "families": {name: (families[name] / total) / (weights[name] / all_weights) for name in sorted(families)},
         "operators": [(name, number / len(rows)) for name, number in operators.most_common()],
         "pairs": [(names, number / len(rows)) for names, number in pairs.most_common()],
-        "bilinear": sum("ilinear\"" in row["ops"].replace("rsample", "") for row in torch_rows) / len(rows),
+        "bilinear": sum('ilinear"' in row["ops"].replace("rsample", "") for row in torch_rows) / len(rows),
     }
 
 
-def input_bytes(row):
+def input_bytes(row: dict[str, Any]) -> int:
     namespace, _ = load(row["code"], "meta")
     with torch.device("meta"):
         return sum(value.nbytes for value in namespace["get_inputs"]())
 
 
-def deciles(values):
+def deciles(values: Iterable[float]) -> list[float]:
     ordered = sorted(values)
     return [ordered[min(len(ordered) - 1, math.floor(len(ordered) * tenth / 10))] for tenth in range(11)]
 
@@ -59,34 +72,46 @@ def deciles(values):
 class Console:
     """Stands in for the engine."""
 
-    def __init__(self, params, processes):
+    def __init__(self, params: dict[str, Any], processes: int) -> None:
         self.params, self.resources, self.stage = params, {"cpu": processes}, "composed"
 
-    def log(self, message, level="info"):
+    def log(self, message: str, level: str = "info") -> None:
         print(f"{level}: {message}")
 
-    def progress(self, *_figures):
+    def progress(self, *_figures: Any) -> None:
         pass
 
 
-def compose_tasks(operators, params, rates=None, processes=1):
+def compose_tasks(
+    operators: list[dict[str, Any]],
+    params: dict[str, Any],
+    rates: list[dict[str, Any]] | None = None,
+    processes: int = 1,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """`(rows, left_out)`, as the stage makes them."""
     synthesize.start_worker()
     synthesize.SYNTHESIZER = synthesize.Synthesizer(operators, params, rates)
     shares = usable_shares(params["shares"], params["max_ops"], any(o["library"] == "transformers" for o in operators))
-    return synthesize.Making(Console(params, processes), shares).run()
+    console: Any = Console(params, processes)
+    return synthesize.Making(console, shares).run()
 
 
-def main():
+def lines_of(path: str) -> list[dict[str, Any]]:
+    """The rows of a file of JSON lines."""
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("operators")
     arguments.add_argument("count", type=int, nargs="?", default=300)
     arguments.add_argument("rates", nargs="?")
     arguments.add_argument("--processes", type=int, default=1)
     arguments.add_argument("--write", help="a file for the tasks as JSON lines")
-    given: types.SimpleNamespace = arguments.parse_args()
-    operators = [json.loads(line) for line in open(given.operators, encoding="utf-8")]
-    rates = given.rates and [json.loads(line) for line in open(given.rates, encoding="utf-8")]
+    given = arguments.parse_args()
+    operators = lines_of(given.operators)
+    rates = given.rates and lines_of(given.rates)
     start = time.monotonic()
     rows, left_out = compose_tasks(operators, {**DEFAULTS, "count": given.count}, rates, given.processes)
     print(f"{len(rows)} tasks in {time.monotonic() - start:.1f} s, {len(left_out)} left out")

@@ -1,5 +1,7 @@
 """What planning has to know of each operator: which ranks it takes and gives. Found by running it."""
 
+from typing import Any
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -10,7 +12,7 @@ from plan import Member
 SHAPES = {2: (4, 64), 3: (4, 16, 64), 4: (4, 16, 24, 24), 5: (4, 8, 12, 12, 12)}
 
 
-def member_of(row):
+def member_of(row: dict[str, Any]) -> Member:
     """The `Member` of a crawled operator with its usages as lists."""
     usages = row["usages"]
     ranks = {}
@@ -20,13 +22,15 @@ def member_of(row):
             if out is not None:
                 ranks.setdefault(rank, set()).add(out)
     return Member(
-        row["operator"], row["family"], {rank: sorted(out) for rank, out in ranks.items()},
+        row["operator"],
+        row["family"],
+        {rank: sorted(out) for rank, out in ranks.items()},
         first_only=all(usage["domain"] != "any" or not usage["smooth"] for usage in usages),
         indices=all(usage["input"] == "index" for usage in usages),
     )
 
 
-def rank_after(usage, rank):
+def rank_after(usage: dict[str, Any], rank: int) -> int | None:
     """The rank of an operator's output for a stream of a rank, or None where it does not run at the shape tried."""
     shape = SHAPES[rank]
     try:
@@ -50,5 +54,5 @@ def rank_after(usage, rank):
         return None
 
 
-def zeros(shape, fill):
+def zeros(shape: tuple[int, ...], fill: str) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.int64 if fill.startswith("index") else torch.float32)

@@ -2,15 +2,24 @@
 
 import ast
 import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compose import Chain
 
 RENAMED = {
-    "in_channels": ("channels",), "in_features": ("features", "length"), "input_size": ("features", "length"),
-    "num_channels": ("channels",), "num_features": ("channels",), "embed_dim": ("length", "features"),
-    "d_model": ("length", "features"), "normalized_shape": ("features", "length"),
+    "in_channels": ("channels",),
+    "in_features": ("features", "length"),
+    "input_size": ("features", "length"),
+    "num_channels": ("channels",),
+    "num_features": ("channels",),
+    "embed_dim": ("length", "features"),
+    "d_model": ("length", "features"),
+    "normalized_shape": ("features", "length"),
 }
 
 
-def task_code(chain, batch):
+def task_code(chain: "Chain", batch: int) -> str:
     """The whole file for a batch size."""
     init = [line for step in chain.steps for line in step.init]
     renames = constant_renames(chain)
@@ -31,19 +40,28 @@ def task_code(chain, batch):
     lines.append(f"    def forward({', '.join(['self', *(name for name, _ in chain.inputs)])}):")
     lines += [f"        x = {call}" for call in calls[:-1]] + [f"        return {calls[-1]}", "", ""]
     lines += [f"{name} = {constants[name]!r}" for name in used]
-    lines += ["", "", "def get_inputs():", *input_lines(inputs), "", "", "def get_init_inputs():",
-              f"    return [{', '.join(arguments)}]", ""]
+    lines += [
+        "",
+        "",
+        "def get_inputs():",
+        *input_lines(inputs),
+        "",
+        "",
+        "def get_init_inputs():",
+        f"    return [{', '.join(arguments)}]",
+        "",
+    ]
     return "\n".join(lines)
 
 
-def input_lines(inputs):
+def input_lines(inputs: list[str]) -> list[str]:
     line = f"    return [{', '.join(inputs)}]"
     if len(line) <= 110:
         return [line]
     return ["    return [", *(f"        {text}," for text in inputs), "    ]"]
 
 
-def document(chain):
+def document(chain: "Chain") -> str:
     """One sentence on what the module does."""
     names = [step.operator for step in chain.steps]
     if len(names) == 1:
@@ -51,7 +69,7 @@ def document(chain):
     return f"Applies {', '.join(names[:-1])} and then {names[-1]}."
 
 
-def constant_renames(chain):
+def constant_renames(chain: "Chain") -> dict[str, Any]:
     """Name the first stream's extents after the argument that they are, as people do: `in_channels`."""
     renames = {}
     first = chain.steps[0].bound
@@ -61,19 +79,19 @@ def constant_renames(chain):
     return renames
 
 
-def rename(line, renames):
+def rename(line: str, renames: dict[str, str]) -> str:
     for old, new in renames.items():
         line = re.sub(rf"(?<![\w.=]){old}\b(?!=)|(?<==){old}\b", new, line)
     return line
 
 
-def rename_attributes(call, renames):
+def rename_attributes(call: str, renames: dict[str, str]) -> str:
     for old, new in renames.items():
         call = re.sub(rf"\bself\.{old}\b", f"self.{new}", call)
     return call
 
 
-def names_in(lines, constants):
+def names_in(lines: list[str], constants: dict[str, int | tuple[int, int]]) -> list[str]:
     """The constants that lines read, in the order of their first use."""
     found = []
     for line in lines:

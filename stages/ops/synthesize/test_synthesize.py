@@ -1,4 +1,5 @@
-"""`ops/synthesize`: the schedule, the plan and the sizes by property, files by their syntax trees, tasks by running them."""
+"""`ops/synthesize`: the schedule, the plan and the sizes by property, files by their syntax trees, tasks by
+running them."""
 
 import ast
 import collections
@@ -16,23 +17,25 @@ HERE = pathlib.Path(__file__).resolve().parent
 OPS = HERE.parent
 sys.path[:0] = [str(HERE), str(OPS / "crawl"), str(OPS / "python"), str(OPS.parent / "protocol" / "python")]
 
-import cuda_agent_stage as stage  # noqa: E402
-import stage_driver  # noqa: E402
-from compose import far_share, varies  # noqa: E402
-from degenerate import constant_fault, fault  # noqa: E402
-from distribution import DEFAULTS, spread  # noqa: E402
-from members import member_of  # noqa: E402
-from plan import BLOCK, FAMILY_WEIGHTS, NO_NEIGHBOURS, Planner, first_order, start_ranks, stratified  # noqa: E402
-from schedule import CATEGORIES, PAPER_SHARES, schedule, usable_shares  # noqa: E402
-from sizing import NICE_BATCHES, Window, batch_for  # noqa: E402
-from synthesize import HOPELESS, NoTask, Synthesizer, check  # noqa: E402
-from torch_crawl import describe  # noqa: E402
+import itertools
+
+import cuda_agent_stage as stage
+import stage_driver
+from compose import far_share, varies
+from degenerate import constant_fault, fault
+from distribution import DEFAULTS, spread
+from members import member_of
+from plan import BLOCK, FAMILY_WEIGHTS, NO_NEIGHBOURS, Planner, first_order, start_ranks, stratified
+from schedule import CATEGORIES, PAPER_SHARES, schedule, usable_shares
+from sizing import NICE_BATCHES, Window, batch_for
+from synthesize import HOPELESS, NoTask, Synthesizer, check
+from torch_crawl import describe
 
 PARAMS = {**DEFAULTS, "count": 14, "seed": 7, "device": "cpu"}
 WEIGHTS = st.dictionaries(st.sampled_from(CATEGORIES), st.floats(0.01, 100), min_size=1)
 NAMES = {
-    "torch.nn": "Linear Conv1d Conv2d LayerNorm GroupNorm ReLU Softplus Softmax MaxPool2d AvgPool1d GRU L1Loss Embedding "
-                "ReflectionPad2d Upsample GLU Bilinear CosineSimilarity",
+    "torch.nn": "Linear Conv1d Conv2d LayerNorm GroupNorm ReLU Softplus Softmax MaxPool2d AvgPool1d GRU L1Loss "
+    "Embedding ReflectionPad2d Upsample GLU Bilinear CosineSimilarity",
     "torch.nn.functional": "linear gelu layer_norm softmax mse_loss pad scaled_dot_product_attention",
     "torch": "matmul bmm exp sin mul add floor log sum amax cumsum sort roll",
 }
@@ -50,18 +53,36 @@ CLASS = """class Scale(nn.Module):
 def operators():
     torch.set_num_threads(1)
     modules = {"torch.nn": torch.nn, "torch.nn.functional": torch.nn.functional, "torch": torch}
-    rows = [describe(space, name, getattr(modules[space], name)) for space, names in NAMES.items() for name in names.split()]
+    rows = [
+        describe(space, name, getattr(modules[space], name)) for space, names in NAMES.items() for name in names.split()
+    ]
     rows = [{**row, "version": torch.__version__, "source": None, "path": None} for row in rows]
     rows += [transformers_class(f"Scale{number}", CLASS.replace("Scale", f"Scale{number}")) for number in range(3)]
     return [{**row, "usages": json.dumps(row["usages"])} for row in rows]
 
 
 def transformers_class(name, source):
-    usage = {"class": name, "imports": [], "call": "hidden_states", "config": None, "result": None,
-             "inputs": [{"name": "hidden_states", "shape": ["batch", "tokens", "hidden_size"], "fill": "randn"}],
-             "arguments": {"hidden_size": "hidden_size"}, "sizes": {"hidden_size": {"kind": "width", "ratio": 1.0}}}
-    return {"operator": f"transformers.models.{name}", "qualified": name, "library": "transformers", "version": "0",
-            "family": "transformers", "usages": [usage], "source": source, "path": "models/none.py", "summary": ""}
+    usage = {
+        "class": name,
+        "imports": [],
+        "call": "hidden_states",
+        "config": None,
+        "result": None,
+        "inputs": [{"name": "hidden_states", "shape": ["batch", "tokens", "hidden_size"], "fill": "randn"}],
+        "arguments": {"hidden_size": "hidden_size"},
+        "sizes": {"hidden_size": {"kind": "width", "ratio": 1.0}},
+    }
+    return {
+        "operator": f"transformers.models.{name}",
+        "qualified": name,
+        "library": "transformers",
+        "version": "0",
+        "family": "transformers",
+        "usages": [usage],
+        "source": source,
+        "path": "models/none.py",
+        "summary": "",
+    }
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +97,7 @@ def members(operators):
 
 
 # ---- the schedule
+
 
 @given(WEIGHTS, st.integers(0, 300), st.integers(0, 300))
 def test_a_longer_schedule_begins_with_the_shorter(weights, count, more):
@@ -103,7 +125,10 @@ def test_max_ops_leaves_out_longer_chains():
 
 # ---- the plan
 
-@given(st.dictionaries(st.sampled_from("abcdef"), st.floats(0.05, 20), min_size=1), st.integers(0, 99), st.integers(1, 400))
+
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), st.floats(0.05, 20), min_size=1), st.integers(0, 99), st.integers(1, 400)
+)
 def test_a_stratified_sequence_holds_to_its_weights_everywhere(weights, seed, count):
     sequence = stratified(weights, seed)
     drawn = collections.Counter(next(sequence) for _ in range(count))
@@ -137,12 +162,13 @@ def check_order(order):
     assert start_ranks(order)
     assert not any(member.first_only or member.indices for member in order[1:])
     assert not any(member.family == "loss" for member in order[:-1])
-    for before, after in zip(order, order[1:]):
+    for before, after in itertools.pairwise(order):
         assert before.operator != after.operator
         assert not any({before.family, after.family} <= group for group in NO_NEIGHBOURS)
 
 
 # ---- sizes
+
 
 @given(st.floats(1e-7, 10), st.floats(0, 2), st.integers(0, 10**7), st.integers(0, 99))
 def test_a_batch_is_within_the_window_and_the_memory(per_sample, fixed, most, seed):
@@ -150,6 +176,7 @@ def test_a_batch_is_within_the_window_and_the_memory(per_sample, fixed, most, se
     target = window.target(random.Random(seed))
     assert target <= window.target(random.Random(seed), ["convolution", "loss"]) <= window.last
     assert 1.0 < window.least <= window.first <= target <= window.last <= window.most < 100
+
     def estimate(batch):
         return fixed + per_sample * batch
 
@@ -163,24 +190,42 @@ def test_a_batch_is_within_the_window_and_the_memory(per_sample, fixed, most, se
 
 # ---- what would pass
 
+
 def module(forward, init="", inputs="torch.randn(batch_size, 64)", arguments="x"):
-    return (f"import torch\nimport torch.nn as nn\nbatch_size = 8\n\n\nclass Model(nn.Module):\n    def __init__(self):\n"
-            f"        super().__init__()\n        {init or 'pass'}\n\n    def forward(self, {arguments}):\n        return {forward}"
-            f"\n\n\ndef get_inputs():\n    return [{inputs}]\n\n\ndef get_init_inputs():\n    return []\n")
+    return (
+        f"import torch\nimport torch.nn as nn\nbatch_size = 8\n\n\nclass Model(nn.Module):\n    def __init__(self):\n"
+        f"        super().__init__()\n        {init or 'pass'}\n\n    def forward(self, {arguments}):\n"
+        f"        return {forward}"
+        f"\n\n\ndef get_inputs():\n    return [{inputs}]\n\n\ndef get_init_inputs():\n    return []\n"
+    )
 
 
-@pytest.mark.parametrize(("code", "said"), [
-    (module("torch.sin(x) * 2"), None),
-    (module("x + 0.02 * torch.sin(x)"), "would pass"),
-    (module("torch.sin(x) * 2 + 0.004 * torch.cos(9 * x)"), "may be left out"),
-    (module("self.layer(x) * 3", "self.layer = nn.LayerNorm(64)"), None),
-    (module("torch.softmax(self.layer(x) * 4, -1) * 5 + x", "self.layer = nn.Linear(64, 64); nn.init.zeros_(self.layer.weight)"),
-     "hardly matters"),
-    (module("torch.sin(x) + 0.001 * y", inputs="torch.randn(batch_size, 64), torch.randn(batch_size, 64)", arguments="x, y"),
-     "input 1 hardly matters"),
-    (module("torch.sin(x).mean() + x * 0"), "hardly varies"),
-    (module("torch.where(x > 1.0, x, torch.zeros_like(x))"), "hardly varies"),
-])
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (module("torch.sin(x) * 2"), None),
+        (module("x + 0.02 * torch.sin(x)"), "would pass"),
+        (module("torch.sin(x) * 2 + 0.004 * torch.cos(9 * x)"), "may be left out"),
+        (module("self.layer(x) * 3", "self.layer = nn.LayerNorm(64)"), None),
+        (
+            module(
+                "torch.softmax(self.layer(x) * 4, -1) * 5 + x",
+                "self.layer = nn.Linear(64, 64); nn.init.zeros_(self.layer.weight)",
+            ),
+            "hardly matters",
+        ),
+        (
+            module(
+                "torch.sin(x) + 0.001 * y",
+                inputs="torch.randn(batch_size, 64), torch.randn(batch_size, 64)",
+                arguments="x, y",
+            ),
+            "input 1 hardly matters",
+        ),
+        (module("torch.sin(x).mean() + x * 0"), "hardly varies"),
+        (module("torch.where(x > 1.0, x, torch.zeros_like(x))"), "hardly varies"),
+    ],
+)
 def test_what_would_pass_is_found(code, said):
     found = fault(code, guards=True)
     assert found is None if said is None else said in (found or ""), found
@@ -202,6 +247,7 @@ def test_an_epsilon_is_a_guard_and_no_part_of_the_task():
 
 
 # ---- the tasks
+
 
 @settings(max_examples=10, deadline=None)
 @given(index=st.integers(0, 10**6), category=st.sampled_from(CATEGORIES), ordinal=st.integers(0, 300))
@@ -240,8 +286,13 @@ def check_every_name_is_used(row):
                 assert node.attr in attributes
     forward = next(n for n in model.body if isinstance(n, ast.FunctionDef) and n.name == "forward")
     assert not {a.arg for a in forward.args.args} & attributes, f"one name for two things:\n{row['code']}"
-    sizes = [size for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) in ("torch.randn", "torch.rand")
-             for size in n.args if isinstance(size, ast.Constant) and size.value > 1]
+    sizes = [
+        size
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Call) and ast.unparse(n.func) in ("torch.randn", "torch.rand")
+        for size in n.args
+        if isinstance(size, ast.Constant) and size.value > 1
+    ]
     assert not sizes, f"a size without a name:\n{row['code']}"
     if "import torch.nn.functional as F" in row["code"]:
         assert loads["F"]
@@ -268,7 +319,7 @@ def test_tasks_run_and_are_good(synthesizer):
             assert torch.allclose(out, model.eval()(*inputs), rtol=1e-5, atol=1e-5)
             assert not torch.allclose(out, torch.zeros_like(out), rtol=1e-2, atol=1e-2)
             for index in range(len(inputs)):
-                mixed = [*inputs[:index], others[index], *inputs[index + 1:]]
+                mixed = [*inputs[:index], others[index], *inputs[index + 1 :]]
                 assert far_share(out, model(*mixed)) > 0.1, row["code"]
         assert 1.0 <= row["estimate_ms"] <= 100.0
 
@@ -283,7 +334,9 @@ def attempted(synthesizer, job):
 def test_a_faster_device_gets_larger_tasks(operators):
     params = {**PARAMS, "device": "cuda"}
     figures = {"memory_bytes": 141e9, "gflops": 5e4, "gbytes_per_s": 4200.0, "operator_us": 5.0}
-    rates = [{"kind": "device", "name": name, "usage": None, "rank": None, "value": value} for name, value in figures.items()]
+    rates = [
+        {"kind": "device", "name": name, "usage": None, "rank": None, "value": value} for name, value in figures.items()
+    ]
     rates += [{"kind": "operator", "name": "torch.exp", "usage": 0, "rank": 4, "value": 1.0}]
     made = Synthesizer(operators, params, rates)
     assert made.most_bytes == pytest.approx(141e9 / 24)
@@ -294,9 +347,12 @@ def test_a_faster_device_gets_larger_tasks(operators):
 
 # ---- the program
 
+
 def run(tmp_path, crawled, **more):
     entry = stage_driver.write_table(tmp_path / "operators.parquet", crawled)
-    request = stage_driver.request(tmp_path, "ops/synthesize", {**PARAMS, **more}, {"operators": entry}, ("tasks", "left_out"))
+    request = stage_driver.request(
+        tmp_path, "ops/synthesize", {**PARAMS, **more}, {"operators": entry}, ("tasks", "left_out")
+    )
     done = stage_driver.run_program(HERE / "synthesize.py", request)
     return done, (lambda port: stage_driver.read_rows(tmp_path, port))
 
@@ -326,8 +382,9 @@ def test_only_the_operators_of_the_list_are_taken(operators, tmp_path):
     assert done.returncode != 0 and "torch.expp not among" in done.stderr
 
 
-@pytest.mark.parametrize("wrong", [{"shares": {}}, {"families": {"nonsense": 1}}, {"families": {"linear": -1}},
-                                   {"target_ms_max": 0.5}])
+@pytest.mark.parametrize(
+    "wrong", [{"shares": {}}, {"families": {"nonsense": 1}}, {"families": {"linear": -1}}, {"target_ms_max": 0.5}]
+)
 def test_parameters_that_can_t_be_met_are_errors(wrong):
     with pytest.raises(stage.StageError) as found:
         check({**PARAMS, **wrong}, {"torch", "transformers"})
@@ -337,7 +394,9 @@ def test_parameters_that_can_t_be_met_are_errors(wrong):
 def test_a_category_that_can_t_be_had_costs_only_itself(operators, tmp_path):
     """Its indices are left out, the next ones take their place, and what a shorter run makes stays as it is."""
     broken = [row for row in operators if row["library"] == "torch"]
-    broken += [{**row, "source": "class Scale0(nn.Module):\n    pass"} for row in operators if row["library"] != "torch"]
+    broken += [
+        {**row, "source": "class Scale0(nn.Module):\n    pass"} for row in operators if row["library"] != "torch"
+    ]
     shares = {"torch#1": 1, "transformers": 9}
     done, rows_of = run(tmp_path, broken, shares=shares, count=6)
     assert done.returncode == 0, done.stderr
@@ -348,6 +407,6 @@ def test_a_category_that_can_t_be_had_costs_only_itself(operators, tmp_path):
     done, rows_of = run(tmp_path, broken, shares=shares, count=4)
     assert rows_of("tasks") == rows[:4]
     shorter = rows_of("left_out")
-    assert shorter == left_out[:len(shorter)]
+    assert shorter == left_out[: len(shorter)]
     done, _ = run(tmp_path, broken[-3:], shares={"transformers": 1}, count=4)
     assert done.returncode == 1 and json.loads((tmp_path / "error.json").read_text())["kind"] == "params"
