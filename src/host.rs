@@ -104,7 +104,7 @@ impl Host {
         }
     }
 
-    /// The device that a program with so many GPUs measures on.
+    /// The device that a program with `gpus` GPUs measures on.
     pub fn device(&self, gpus: u32) -> Device {
         match self.gpus.first() {
             Some(gpu) if gpus > 0 => Device::Cuda { model: gpu.model.clone(), driver: gpu.driver.clone() },

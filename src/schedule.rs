@@ -287,7 +287,7 @@ impl Scheduler {
         self.release(stage);
     }
 
-    /// A running by-row stage could use so many more programs.
+    /// Number of further programs that a running by-row stage could use.
     pub fn widen(&mut self, stage: usize, more: u32) {
         self.widening.insert(stage, more);
     }

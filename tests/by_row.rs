@@ -253,7 +253,7 @@ async fn what_an_engine_had_done_that_dies_beside_another_is_not_done_again() {
     }
     // What it had going was dropped with it; its tasks end when they would be next.
     tokio::task::yield_now().await;
-    assert_eq!((living.len(), watched.bury_runs(&living).await.len()), (1, 1));
+    assert_eq!((living.len(), watched.mark_runs_dead(&living).await.len()), (1, 1));
     go_on.notify_waiters();
     let (report, _) = first.await;
     assert!(report.failed.is_empty(), "{:?}", report.failed);

@@ -273,13 +273,13 @@ impl Place {
         // What the engine had going ends with its threads.
         drop(runtime);
         if report.is_none() {
-            futures::executor::block_on(self.bury(started.0.as_deref()));
+            futures::executor::block_on(self.mark_dead(started.0.as_deref()));
         }
         report
     }
 
     /// Time passes: others take the run of a killed engine for dead.
-    async fn bury(&self, run: Option<&str>) {
+    async fn mark_dead(&self, run: Option<&str>) {
         let Some(run) = run else { return };
         if let Some(mut manifest) = self.store.run(run).await.unwrap() {
             manifest.ended_at = Some(manifest.heartbeat_at);

@@ -116,7 +116,7 @@ struct Acceptance {
     /// The generation of a record that cannot be used, or 0.
     generation: u32,
     earlier: Record,
-    /// The run that had it, and the parameters that were others then.
+    /// The run that made it, and the parameters that had different values in it.
     run: String,
     other_params: BTreeMap<String, Value>,
     /// The earlier one's, as a stage of now would have recorded them.

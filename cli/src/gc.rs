@@ -24,7 +24,7 @@ pub struct Options {
     /// Delete at once, for somebody who is sure that nobody else uses the store
     #[arg(long, requires = "delete")]
     now: bool,
-    /// Keep so many of the newest runs of each pipeline (the last that ended well is kept in any case)
+    /// Number of newest runs to keep for each pipeline; the last successful one is kept in any case
     #[arg(long, value_name = "N", default_value_t = 10)]
     keep_last: usize,
     /// Keep all runs that are younger, too: `30d`, `12h`, `0d` for none

@@ -35,7 +35,7 @@ pub struct Again {
     /// Choose others for the sample
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Use at most so many CPU cores
+    /// Maximum number of CPU cores to use
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     jobs: Option<u32>,
 }

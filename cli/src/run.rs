@@ -30,7 +30,7 @@ pub struct Options {
     /// Execute a stage whatever the store has (can be repeated)
     #[arg(long, value_name = "STAGE")]
     refresh: Vec<String>,
-    /// Use at most so many CPU cores
+    /// Maximum number of CPU cores to use
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     jobs: Option<u32>,
 }

@@ -30,7 +30,7 @@ use super::table::{open, writer_properties};
 const BATCH_BYTES: u64 = 32 << 20;
 /// The most rows that are held at once.
 const BATCH_ROWS: u64 = 8192;
-/// A row group is written when it has so many bytes.
+/// Bytes from which on a row group is written.
 const GROUP_BYTES: usize = 64 << 20;
 
 /// Brings the table at `path` into the layout that programs get, with the `declared` columns alone (all where none are

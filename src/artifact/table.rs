@@ -44,7 +44,7 @@ pub fn writer_properties() -> WriterProperties {
 const BATCH_BYTES: u64 = 64 << 20;
 /// How many rows a batch has at most.
 const BATCH_ROWS: usize = 8192;
-/// What is written is kept in memory up to so many bytes before it goes to the file as a row group.
+/// Bytes of written rows that are kept in memory before they go to the file as a row group.
 const GROUP_BYTES: usize = 256 << 20;
 
 /// A table's rows, batch by batch.

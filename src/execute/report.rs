@@ -15,7 +15,7 @@ pub enum Message {
     Event(RunEvent),
     /// A program has ended, and what it was given is free.
     GiveBack(ResourceGrant),
-    /// A by-row stage could use so many programs more.
+    /// Number of further programs that a by-row stage could use.
     Widen(StageId, u32),
 }
 

@@ -7,7 +7,7 @@ use crate::spec::Pipeline;
 use crate::store::local::LocalView;
 use crate::store::{CONCURRENT, Store};
 
-/// From so many stages on, looking them up is shared among threads.
+/// Number of stages from which lookups are divided among threads.
 const WORTH_THREADS: usize = 64;
 
 /// What is kept of a hit while others are looked up.

@@ -100,7 +100,7 @@ pub fn orphans(state: &Path, store: &str) -> Vec<Orphan> {
 }
 
 impl Orphan {
-    /// Its answers, in batches of about so many bytes. A line that is not an answer is left out: the last one may be torn, and
+    /// Its answers, in batches of about `bytes` bytes. A line that is not an answer is left out: the last one may be torn, and
     /// a damaged one must not cost those after it.
     pub fn batches(&self, bytes: usize) -> impl Iterator<Item = Vec<RowResult>> {
         let mut file: &File = &self.journal.file;

@@ -161,11 +161,11 @@ pub struct Observer {
 impl Observer {
     /// Notes runs that are dead, as those of this machine can be told by their work folders: also those before its last
     /// reboot, and those of other containers.
-    pub fn bury(&self, runs: impl IntoIterator<Item = String>) {
+    pub fn mark_dead(&self, runs: impl IntoIterator<Item = String>) {
         self.dead.lock().expect("no panic happens under this lock").extend(runs);
     }
 
-    fn is_buried(&self, run: &str) -> bool {
+    fn is_marked_dead(&self, run: &str) -> bool {
         self.dead.lock().expect("no panic happens under this lock").contains(run)
     }
 
@@ -291,7 +291,7 @@ impl Store {
     }
 
     async fn is_dead(&self, holder: &Holder, observer: &Observer) -> Result<bool, StoreError> {
-        if holder.is_gone() || observer.is_buried(&holder.run) {
+        if holder.is_gone() || observer.is_marked_dead(&holder.run) {
             return Ok(true);
         }
         let bytes = self.truth().read(&format!("{LAYOUT}/runs/{}", holder.run)).await?;
@@ -383,7 +383,7 @@ mod tests {
         let mut gone = Holder::this("killed");
         gone.process.as_mut().unwrap().2 += 1;
         run(&store, "before the reboot", None).await;
-        b.observer.bury(["before the reboot".to_owned()]);
+        b.observer.mark_dead(["before the reboot".to_owned()]);
         for dead in [elsewhere("ended"), elsewhere("unrecorded"), elsewhere("before the reboot"), gone] {
             let name = dead.run.clone();
             granted(&store, &name, &Claimant::new(dead)).await;
@@ -405,7 +405,7 @@ mod tests {
             run(&store, name, None).await;
         }
         let late = granted(&store, "x", &silent).await;
-        second.observer.bury(["silent".to_owned()]);
+        second.observer.mark_dead(["silent".to_owned()]);
         let lease = granted(&store, "x", &second).await;
         // It was only stopped, and goes on: to `third`, who did not see its silence, too.
         store.give_back(late).await.unwrap();

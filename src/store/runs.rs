@@ -69,7 +69,7 @@ impl Store {
         Ok(names)
     }
 
-    /// Manifests of at most so many runs, newest first, a few of them fetched ahead. One that cannot be read is left out.
+    /// Manifests of at most `most` runs, newest first, a few of them fetched ahead. One that cannot be read is left out.
     pub async fn manifests(&self, most: usize) -> Result<impl Stream<Item = RunManifest>, StoreError> {
         const AHEAD: usize = 16;
         let ids = self.runs().await?.into_iter().take(most);

@@ -291,15 +291,15 @@ impl Lab {
     }
 
     /// Ends every run but some, as time does with those of the dead. The runs that were ended.
-    pub async fn bury_runs(&self, living: &[String]) -> Vec<String> {
-        let mut buried = Vec::new();
+    pub async fn mark_runs_dead(&self, living: &[String]) -> Vec<String> {
+        let mut marked = Vec::new();
         for run in self.runs().await.into_iter().filter(|run| !living.contains(run)) {
             let mut manifest = self.store.run(&run).await.unwrap().unwrap();
             manifest.ended_at = Some(manifest.heartbeat_at);
             self.store.put_run(&manifest).await.unwrap();
-            buried.push(run);
+            marked.push(run);
         }
-        buried
+        marked
     }
 
     pub async fn runs(&self) -> Vec<String> {

@@ -14,7 +14,7 @@ use crate::rows::{RowIndex, SegmentSchema};
 use crate::store::SegmentName;
 use crate::store::lease::{self, Asked, Lease};
 
-/// Rows are claimed in so many parts, by their digests.
+/// Number of parts in which rows are claimed, by their digests.
 const PARTS: u8 = 64;
 /// So many parts are asked for at a time.
 const CLAIMS: usize = 8;

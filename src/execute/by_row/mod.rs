@@ -33,7 +33,7 @@ use crate::store::{Record, RowCounts, Store};
 use claims::{Claims, Filing, Wanted};
 use driver::Driver;
 
-/// Answers are published when so many bytes of them are waiting.
+/// Bytes of waiting answers from which on they are published.
 const FLUSH_BYTES: usize = 4 * 1024 * 1024;
 
 /// Executes a by-row stage.

@@ -127,7 +127,7 @@ impl Run<'_, '_> {
             let free = async {
                 'free: while !leases.is_empty() {
                     tokio::time::sleep(interval).await;
-                    context.claimant.observer.bury(work::dead(&context.folders.work));
+                    context.claimant.observer.mark_dead(work::dead(&context.folders.work));
                     for lease in &leases {
                         // While the store is away nobody can be seen to end.
                         if let Ok(None) = context.store.leased_by(lease, &context.claimant.observer).await {

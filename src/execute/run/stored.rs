@@ -46,7 +46,7 @@ impl Run<'_, '_> {
             return Ok(());
         }
         let work = &self.context.folders.work;
-        self.context.claimant.observer.bury(work::dead(work));
+        self.context.claimant.observer.mark_dead(work::dead(work));
         self.record.claim_folder(work);
         self.record.write(&self.engine.store, "running").await
     }

@@ -31,7 +31,7 @@ pub use object::{Class, Object, Sum, What};
 const CONDEMNED: &str = "condemned-";
 /// How the names of objects that ask a server for the time start, below `v1/gc`.
 const CLOCK: &str = "clock-";
-/// Leases last so many seconds at least, and longer while their holder lives.
+/// Minimum duration of a lease in seconds; it lasts longer while its holder lives.
 const LEASE: f64 = 86_400.0;
 /// The only schema of records and manifests that is known here.
 const SCHEMA: u64 = 1;

@@ -9,7 +9,7 @@ use crate::digest::Digest;
 use crate::store::tier::{Meta, Tier};
 use crate::store::{CONCURRENT, LAYOUT, RunManifest, StoreError, Tag};
 
-/// A run whose manifest was renewed within so many seconds goes on.
+/// Seconds since its last renewal for which a run counts as running.
 const LIVE: f64 = 600.0;
 
 /// A run, as far as it matters here.
