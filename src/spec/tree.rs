@@ -16,6 +16,9 @@ const DEEPEST: usize = 128;
 /// than any memory holds.
 const MOST_REPEATED: usize = 1_000_000;
 
+/// Number of entries up to which a mapping is searched from its beginning.
+const SEARCHED: usize = 24;
+
 /// A piece of YAML and the bytes of the text that it covers.
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -110,6 +113,10 @@ impl Entries {
 
     /// The first entry of that key.
     pub fn get(&self, key: &str) -> Option<&Entry> {
+        // Most mappings are a stage's few settings: to go through them takes less than an index of copied keys.
+        if self.list.len() <= SEARCHED {
+            return self.list.iter().find(|entry| entry.key.as_deref() == Some(key));
+        }
         let first = self.first.get_or_init(|| {
             let mut first = HashMap::with_capacity(self.list.len());
             for (index, entry) in self.list.iter().enumerate() {
