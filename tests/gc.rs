@@ -11,7 +11,7 @@ use cuda_agent_engine::key::{Preimage, ProgramIdentity};
 use cuda_agent_engine::store::audit::End;
 use cuda_agent_engine::store::gc::{self, Class, Garbage, Policy, Swept, What};
 use cuda_agent_engine::store::tier::Tier;
-use cuda_agent_engine::store::{Again, Record, RunManifest, StageEntry, Store, Tag, blob_name};
+use cuda_agent_engine::store::{Again, Record, RunManifest, StageEntry, StageState, Store, Tag, blob_name};
 use cuda_agent_protocol::PortType;
 use futures::future::BoxFuture;
 use futures::stream::{BoxStream, StreamExt, TryStreamExt};
@@ -364,7 +364,7 @@ fn run_id(client: u64, number: usize) -> String {
 }
 
 async fn run(store: &Store, id: &str, pipeline: &str, outcome: &str, keys: &[Digest], bases: &[Digest]) {
-    let entry = |key: Option<Digest>, base| StageEntry { key, base, outcome: "hit".into(), ..StageEntry::default() };
+    let entry = |key: Option<Digest>, base| StageEntry { key, base, outcome: StageState::Hit, ..StageEntry::default() };
     let mut stages = BTreeMap::new();
     stages.extend(keys.iter().enumerate().map(|(at, key)| (format!("s{at}"), entry(Some(*key), None))));
     stages.extend(bases.iter().enumerate().map(|(at, base)| (format!("b{at}"), entry(None, Some(*base)))));
@@ -375,7 +375,7 @@ async fn run(store: &Store, id: &str, pipeline: &str, outcome: &str, keys: &[Dig
         started_at: 5.0,
         heartbeat_at: 5.0,
         ended_at: (outcome != "running").then_some(5.0),
-        outcome: outcome.into(),
+        outcome: serde_json::from_value(outcome.into()).unwrap(),
         params: BTreeMap::new(),
         stages,
     };

@@ -7,7 +7,7 @@ use cuda_agent_engine::artifact::{Artifact, tree};
 use cuda_agent_engine::digest::Digest;
 use cuda_agent_engine::key::{Preimage, ProgramIdentity};
 use cuda_agent_engine::store::tier::Tier;
-use cuda_agent_engine::store::{Again, Record, RunManifest, Store, Tag, blob_name};
+use cuda_agent_engine::store::{Again, Record, RunManifest, RunState, Store, Tag, blob_name};
 use cuda_agent_protocol::PortType;
 
 fn record(text: &str) -> Record {
@@ -155,7 +155,7 @@ async fn the_rest(store: &Store) {
         started_at: 0.0,
         heartbeat_at: 0.0,
         ended_at: None,
-        outcome: "running".into(),
+        outcome: RunState::Running,
         params: BTreeMap::new(),
         stages: BTreeMap::new(),
     };

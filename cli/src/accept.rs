@@ -17,7 +17,9 @@ use cuda_agent_engine::plan::history::History;
 use cuda_agent_engine::plan::{Outputs, Planner, Resolved, StagePlan, Verdict, base_key};
 use cuda_agent_engine::rows::SegmentSchema;
 use cuda_agent_engine::spec::{Pipeline, Stage};
-use cuda_agent_engine::store::{Record, RowCounts, RunManifest, SegmentName, StageEntry, Store, StoreError};
+use cuda_agent_engine::store::{
+    Record, RowCounts, RunManifest, RunState, SegmentName, StageEntry, StageState, Store, StoreError,
+};
 use cuda_agent_protocol::Device;
 use futures::{StreamExt, TryStreamExt};
 use serde_json::{Value, json};
@@ -392,16 +394,16 @@ async fn file_under_new_keys(
         started_at: cuda_agent_engine::now(),
         heartbeat_at: cuda_agent_engine::now(),
         ended_at: None,
-        outcome: "running".into(),
+        outcome: RunState::Running,
         params: pipeline.params.clone(),
         stages: BTreeMap::new(),
     };
     for index in order {
         // Until the new record is there, the earlier key holds on to the blobs.
         let (key, outcome) = match &review.standing[*index] {
-            Standing::Hit { key, .. } => (Some(*key), "hit"),
-            Standing::Accepted(acceptance) => (Some(acceptance.earlier.key), "waiting"),
-            Standing::Open => (None, "waiting"),
+            Standing::Hit { key, .. } => (Some(*key), StageState::Hit),
+            Standing::Accepted(acceptance) => (Some(acceptance.earlier.key), StageState::Waiting),
+            Standing::Open => (None, StageState::Waiting),
         };
         enter(&mut manifest, &pipeline.stages[*index], key, None, outcome, None);
     }
@@ -414,13 +416,20 @@ async fn file_under_new_keys(
             break;
         }
         let set_aside = Some(because(&acceptance.reasons));
-        enter(&mut manifest, stage, Some(acceptance.resolved.key), acceptance.resolved.base, "accepted", set_aside);
+        enter(
+            &mut manifest,
+            stage,
+            Some(acceptance.resolved.key),
+            acceptance.resolved.base,
+            StageState::Accepted,
+            set_aside,
+        );
         manifest.heartbeat_at = cuda_agent_engine::now();
         store.put_run(&manifest).await?;
     }
     manifest.heartbeat_at = cuda_agent_engine::now();
     manifest.ended_at = Some(manifest.heartbeat_at);
-    manifest.outcome = if outcome.is_ok() { "accepted" } else { "failed" }.into();
+    manifest.outcome = if outcome.is_ok() { RunState::Accepted } else { RunState::Failed };
     store.put_run(&manifest).await?;
     outcome.map(|()| manifest.run)
 }
@@ -430,11 +439,11 @@ fn enter(
     stage: &Stage,
     key: Option<Digest>,
     base: Option<Digest>,
-    outcome: &str,
+    outcome: StageState,
     message: Option<String>,
 ) {
     let place = manifest.stages.get(&stage.name).map_or(Some(manifest.stages.len() as u32), |entry| entry.place);
-    let entry = StageEntry { key, base, outcome: outcome.into(), message, place, ..StageEntry::default() };
+    let entry = StageEntry { key, base, outcome, message, place, ..StageEntry::default() };
     manifest.stages.insert(stage.name.clone(), entry);
 }
 

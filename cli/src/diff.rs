@@ -7,8 +7,7 @@ use cuda_agent_engine::artifact::{Artifact, ColumnInfo};
 use cuda_agent_engine::digest::Digest;
 use cuda_agent_engine::execute::seconds_of;
 use cuda_agent_engine::key::{InputIdentity, MissReason, difference};
-use cuda_agent_engine::store::record::has_result;
-use cuda_agent_engine::store::{Record, RowCounts, RunManifest, StageEntry, Store, StoreError};
+use cuda_agent_engine::store::{Record, RowCounts, RunManifest, StageEntry, StageState, Store, StoreError};
 use cuda_agent_protocol::PortType;
 use futures::{StreamExt, TryStreamExt};
 use serde::Serialize;
@@ -90,7 +89,7 @@ struct Comparison {
 struct RunSide {
     run: String,
     pipeline: String,
-    outcome: String,
+    outcome: &'static str,
     started_at: f64,
     ended_at: Option<f64>,
 }
@@ -99,7 +98,7 @@ struct RunSide {
 struct StageDifference {
     stage: String,
     key: Pair<Option<Digest>>,
-    outcome: Pair<String>,
+    outcome: Pair<StageState>,
     /// Why it failed, or what was set aside to accept it.
     message: Pair<Option<String>>,
     /// A result that was there once, and is no more.
@@ -164,7 +163,7 @@ async fn compare(store: &Store, a: &RunManifest, b: &RunManifest) -> Result<Comp
     let keys: BTreeSet<Digest> = different
         .iter()
         .flat_map(|(_, a, b)| [*a, *b])
-        .filter(|entry| has_result(&entry.outcome))
+        .filter(|entry| entry.outcome.has_result())
         .filter_map(|entry| entry.key)
         .collect();
     let records = load(store, keys).await?;
@@ -182,7 +181,7 @@ async fn compare(store: &Store, a: &RunManifest, b: &RunManifest) -> Result<Comp
 
 /// The same key, and a result in both or in none.
 fn is_same(a: &StageEntry, b: &StageEntry) -> bool {
-    a.key == b.key && has_result(&a.outcome) == has_result(&b.outcome)
+    a.key == b.key && a.outcome.has_result() == b.outcome.has_result()
 }
 
 async fn load(store: &Store, keys: BTreeSet<Digest>) -> Result<Records, StoreError> {
@@ -231,11 +230,11 @@ async fn compare_stage(
     b: &StageEntry,
 ) -> Result<StageDifference, StoreError> {
     let record = |entry: &StageEntry| entry.key.and_then(|key| records.get(&key));
-    let is_gone = |entry: &StageEntry| has_result(&entry.outcome) && record(entry).is_none();
+    let is_gone = |entry: &StageEntry| entry.outcome.has_result() && record(entry).is_none();
     let mut difference = StageDifference {
         stage: stage.to_owned(),
         key: Pair::new(a.key, b.key),
-        outcome: Pair::new(a.outcome.clone(), b.outcome.clone()),
+        outcome: Pair::new(a.outcome, b.outcome),
         message: Pair::new(a.message.clone(), b.message.clone()),
         record_gone: Pair::new(is_gone(a), is_gone(b)),
         reasons: None,
@@ -385,11 +384,11 @@ impl StageDifference {
     fn in_words(&self) -> String {
         let mut table = Table::default();
         if self.outcome.a != self.outcome.b && self.results.is_none() {
-            let ended = |outcome: &str, message: &Option<String>| match message {
+            let ended = |outcome: StageState, message: &Option<String>| match message {
                 Some(message) => format!("{outcome} ({message})"),
-                None => outcome.to_owned(),
+                None => outcome.to_string(),
             };
-            let [a, b] = [ended(&self.outcome.a, &self.message.a), ended(&self.outcome.b, &self.message.b)];
+            let [a, b] = [ended(self.outcome.a, &self.message.a), ended(self.outcome.b, &self.message.b)];
             table.add("outcome", format!("{a} → {b}"));
         }
         if let Some(results) = &self.results {
@@ -406,7 +405,7 @@ impl StageDifference {
     }
 
     fn without_result(&self) -> String {
-        let none = match [&self.outcome.a, &self.outcome.b].map(|outcome| has_result(outcome)) {
+        let none = match [self.outcome.a, self.outcome.b].map(StageState::has_result) {
             [true, _] => "no result in b",
             [_, true] => "no result in a",
             _ => "no result in either run",

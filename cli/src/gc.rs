@@ -165,8 +165,7 @@ fn table(garbage: &Garbage, going: &str) -> String {
             let sum = sums.get(&class).copied().unwrap_or_default();
             format!("{} ({})", sum.objects, schedule::bytes(sum.bytes))
         };
-        let name = format!("{class:?}").to_lowercase();
-        text.push_str(&format!("{name:<8}  {:>20}  {:>20}\n", cell(&garbage.going), cell(&garbage.staying)));
+        text.push_str(&format!("{class:<8}  {:>20}  {:>20}\n", cell(&garbage.going), cell(&garbage.staying)));
     }
     for run in garbage.runs.iter().take(SHOWN) {
         text.push_str(&format!("run {run}: {going}\n"));

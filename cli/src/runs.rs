@@ -3,8 +3,7 @@
 use clap::Args;
 use cuda_agent_engine::digest::Digest;
 use cuda_agent_engine::execute::{file_name, live_log};
-use cuda_agent_engine::store::record::has_result;
-use cuda_agent_engine::store::{RowCounts, RunManifest, Store, gc};
+use cuda_agent_engine::store::{RowCounts, RunManifest, StageState, Store, gc};
 use futures::StreamExt;
 use serde_json::json;
 
@@ -47,11 +46,11 @@ pub struct LogOptions {
 const SILENT: f64 = 120.0;
 
 /// How a run ended, or that it seems to be dead.
-pub fn outcome(run: &RunManifest) -> String {
+pub fn outcome(run: &RunManifest) -> &'static str {
     if run.ended_at.is_none() && cuda_agent_engine::now() - run.heartbeat_at > SILENT {
-        return "killed".into();
+        return "killed";
     }
-    run.outcome.clone()
+    run.outcome.word()
 }
 
 async fn run_named(store: &Store, name: Option<&str>) -> Result<RunManifest, CliError> {
@@ -145,7 +144,7 @@ fn in_words(run: &RunManifest) -> String {
     let width = run.stages.keys().map(String::len).max().unwrap_or(0).min(40);
     for (stage, entry) in run.in_order() {
         let took = entry.duration_s.map(span).unwrap_or_default();
-        let rows = entry.rows.as_ref().map(|rows| counted(rows, entry.outcome == "hit")).unwrap_or_default();
+        let rows = entry.rows.as_ref().map(|rows| counted(rows, entry.outcome == StageState::Hit)).unwrap_or_default();
         let notes: Vec<&str> = [rows.as_str(), entry.message.as_deref().unwrap_or_default()]
             .into_iter()
             .filter(|note| !note.is_empty())
@@ -208,10 +207,10 @@ pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliEr
     let mut listed = std::pin::pin!(listed.take(limit));
     while let Some(run) = listed.next().await {
         let id = run.run.clone();
-        let count = |word: &str| run.stages.values().filter(|entry| entry.outcome == word).count();
+        let count = |state: StageState| run.stages.values().filter(|entry| entry.outcome == state).count();
         let took = run.ended_at.map_or(cuda_agent_engine::now(), |end| end) - run.started_at;
         let took = cuda_agent_engine::execute::seconds_of(took);
-        let accepted = Some(count("accepted")).filter(|accepted| *accepted > 0);
+        let accepted = Some(count(StageState::Accepted)).filter(|accepted| *accepted > 0);
         let accepted = accepted.map(|accepted| format!(", {accepted} accepted")).unwrap_or_default();
         let rejected: u64 = run.stages.values().filter_map(|entry| entry.rows).map(|rows| rows.rejected).sum();
         let rejected_rows = if rejected > 0 { format!(", {rejected} rows rejected") } else { String::new() };
@@ -219,14 +218,14 @@ pub async fn runs(project: &Project, options: RunsOptions) -> Result<Exit, CliEr
             "{id}  {:<16}  {:<11}  {took:>8}  {} executed, {} up to date, {} failed{accepted}{rejected_rows}\n",
             run.pipeline,
             outcome(&run),
-            count("done"),
-            count("hit"),
-            count("failed")
+            count(StageState::Done),
+            count(StageState::Hit),
+            count(StageState::Failed)
         ));
         values.push(json!({
             "run": id, "pipeline": run.pipeline, "outcome": outcome(&run), "started_at": run.started_at,
-            "ended_at": run.ended_at, "executed": count("done"), "hits": count("hit"), "failed": count("failed"),
-            "accepted": count("accepted"), "rejected_rows": rejected,
+            "ended_at": run.ended_at, "executed": count(StageState::Done), "hits": count(StageState::Hit), "failed": count(StageState::Failed),
+            "accepted": count(StageState::Accepted), "rejected_rows": rejected,
         }));
     }
     if project.common.json {
@@ -345,10 +344,10 @@ async fn run_with(store: &Store, wanted: &Wanted<'_>) -> Result<Option<RunManife
 /// Why a run has a stage and no log of it.
 fn why_no_log(run: &RunManifest, stage: &str) -> String {
     let entry = run.stages.get(stage);
-    let what = match entry.map(|entry| entry.outcome.as_str()).unwrap_or_default() {
-        "done" | "failed" => "printed nothing".to_owned(),
-        "hit" => "was up to date, so nothing was executed".to_owned(),
-        "running" => "has printed nothing so far".to_owned(),
+    let what = match entry.map(|entry| entry.outcome).unwrap_or_default() {
+        StageState::Done | StageState::Failed => "printed nothing".to_owned(),
+        StageState::Hit => "was up to date, so nothing was executed".to_owned(),
+        StageState::Running => "has printed nothing so far".to_owned(),
         other => format!("was not executed ({other})"),
     };
     format!("stage `{stage}` {what} in run {}", run.run)
@@ -380,7 +379,7 @@ pub async fn newest_key(store: &Store, pipeline: Option<&str>, stage: &str) -> R
             if pipeline.is_some_and(|pipeline| pipeline != run.pipeline) {
                 continue;
             }
-            let entry = run.stages.get(stage).filter(|entry| has_result(&entry.outcome));
+            let entry = run.stages.get(stage).filter(|entry| entry.outcome.has_result());
             if let Some(key) = entry.and_then(|entry| entry.key) {
                 return Ok(Some(key));
             }

@@ -7,7 +7,6 @@ use cuda_agent_engine::digest::Digest;
 use cuda_agent_engine::plan::graph::Graph;
 use cuda_agent_engine::plan::{StagePlan, Verdict};
 use cuda_agent_engine::schedule;
-use cuda_agent_engine::store::record::has_result;
 use cuda_agent_engine::store::{Record, RunManifest, Store};
 use futures::{StreamExt, TryStreamExt};
 use serde_json::json;
@@ -134,7 +133,7 @@ async fn of_runs(
         if name.as_ref().is_some_and(|name| *name != run.pipeline) {
             continue;
         }
-        let made = run.stages.values().filter(|entry| has_result(&entry.outcome));
+        let made = run.stages.values().filter(|entry| entry.outcome.has_result());
         keys.extend(made.filter_map(|entry| entry.key));
         runs.push(run);
         if !all {

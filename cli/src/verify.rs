@@ -73,8 +73,7 @@ fn told(audit: &Audit) -> String {
     let mut text = String::new();
     for class in [Class::Records, Class::Blobs, Class::Rows] {
         let sum = audit.checked.get(&class).copied().unwrap_or_default();
-        let name = format!("{class:?}").to_lowercase();
-        text.push_str(&format!("{name:<8} {:>10}  {}\n", sum.objects, schedule::bytes(sum.bytes)));
+        text.push_str(&format!("{class:<8} {:>10}  {}\n", sum.objects, schedule::bytes(sum.bytes)));
     }
     for damaged in &audit.damaged {
         let end = match &damaged.end {

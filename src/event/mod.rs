@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::key::MissReason;
-use crate::store::RowCounts;
+use crate::store::{RowCounts, RunState};
 
 /// Something happened.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -148,13 +148,12 @@ pub enum RunOutcome {
     Interrupted,
 }
 
-impl RunOutcome {
-    /// The word in manifests.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Done => "done",
-            Self::Failed => "failed",
-            Self::Interrupted => "interrupted",
+impl From<RunOutcome> for RunState {
+    fn from(outcome: RunOutcome) -> Self {
+        match outcome {
+            RunOutcome::Done => Self::Done,
+            RunOutcome::Failed => Self::Failed,
+            RunOutcome::Interrupted => Self::Interrupted,
         }
     }
 }

@@ -10,8 +10,7 @@ use super::Resolved;
 use crate::digest::Digest;
 use crate::key::{ChangedParam, MissReason, difference};
 use crate::spec::Stage;
-use crate::store::record::has_result;
-use crate::store::{Hint, Store, StoreError};
+use crate::store::{Hint, StageState, Store, StoreError};
 
 /// How many runs of a pipeline are looked at.
 const RUNS: usize = 20;
@@ -22,7 +21,7 @@ const LOOK: usize = 200;
 #[derive(Debug, Default)]
 pub struct History {
     /// By stage, newest first: run, key, outcome.
-    stages: BTreeMap<String, Vec<(String, Digest, String)>>,
+    stages: BTreeMap<String, Vec<(String, Digest, StageState)>>,
     /// By run.
     params: BTreeMap<String, BTreeMap<String, Value>>,
 }
@@ -57,7 +56,7 @@ impl History {
     pub fn or_hint(mut self, hint: Hint) -> Self {
         if self.stages.is_empty() {
             let entries =
-                hint.stages.into_iter().map(|(stage, key)| (stage, vec![(hint.run.clone(), key, "done".to_owned())]));
+                hint.stages.into_iter().map(|(stage, key)| (stage, vec![(hint.run.clone(), key, StageState::Done)]));
             self.stages = entries.collect();
         }
         self
@@ -66,7 +65,7 @@ impl History {
     /// Keys under which a stage had a result, newest first, each with a run that names it.
     pub fn results(&self, stage: &str) -> impl Iterator<Item = (&str, Digest)> {
         let entries = self.stages.get(stage).into_iter().flatten();
-        entries.filter(|(_, _, outcome)| has_result(outcome)).map(|(run, key, _)| (run.as_str(), *key))
+        entries.filter(|(_, _, outcome)| outcome.has_result()).map(|(run, key, _)| (run.as_str(), *key))
     }
 
     /// The pipeline's parameters in a run, where that is known here.
@@ -86,9 +85,9 @@ impl History {
         let Some(entries) = self.stages.get(&stage.name) else { return Ok(vec![MissReason::NeverRun]) };
         let same = entries.iter().find(|(_, key, _)| *key == resolved.key);
         if let Some((run, _, outcome)) = same {
-            match outcome.as_str() {
-                "failed" => return Ok(vec![MissReason::FailedBefore { run: run.clone() }]),
-                outcome if has_result(outcome) => return Ok(vec![MissReason::RecordEvicted]),
+            match outcome {
+                StageState::Failed => return Ok(vec![MissReason::FailedBefore { run: run.clone() }]),
+                outcome if outcome.has_result() => return Ok(vec![MissReason::RecordEvicted]),
                 _ => {}
             }
         }

@@ -12,7 +12,7 @@ use super::*;
 use crate::artifact::tree;
 use crate::spec;
 use crate::store::record::StageEntry;
-use crate::store::{Again, RunManifest};
+use crate::store::{Again, RunManifest, RunState};
 
 thread_local! {
     /// How often this thread has asked which stages feed one.
@@ -159,7 +159,11 @@ fn an_error_of_a_plan_says_what_to_do_and_whose_it_is() {
 
 /// A run of a pipeline with one stage, `s`.
 fn run(number: u32, pipeline: &str, key: Digest, outcome: &str) -> RunManifest {
-    let entry = StageEntry { key: Some(key), outcome: outcome.into(), ..StageEntry::default() };
+    let entry = StageEntry {
+        key: Some(key),
+        outcome: serde_json::from_value(outcome.into()).unwrap(),
+        ..StageEntry::default()
+    };
     RunManifest {
         schema: 1,
         run: format!("run-{number:03}"),
@@ -167,7 +171,7 @@ fn run(number: u32, pipeline: &str, key: Digest, outcome: &str) -> RunManifest {
         started_at: 0.0,
         heartbeat_at: 0.0,
         ended_at: Some(1.0),
-        outcome: "done".into(),
+        outcome: RunState::Done,
         params: BTreeMap::from([("rate".into(), json!(number))]),
         stages: BTreeMap::from([("s".into(), entry)]),
     }

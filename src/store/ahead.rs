@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use serde::Deserialize;
 
 use super::local::{LocalView, Look};
-use super::record::has_result;
+use super::state::StageState;
 use super::{LAYOUT, Store, StoreError};
 use crate::digest::Digest;
 
@@ -120,17 +120,16 @@ fn keys(manifest: &[u8]) -> Option<Vec<Digest>> {
     #[derive(Deserialize)]
     struct Run<'a> {
         #[serde(borrow)]
-        stages: HashMap<Cow<'a, str>, Stage<'a>>,
+        stages: HashMap<Cow<'a, str>, Stage>,
     }
     #[derive(Deserialize)]
-    struct Stage<'a> {
+    struct Stage {
         place: Option<u32>,
         key: Option<Digest>,
-        #[serde(borrow)]
-        outcome: Cow<'a, str>,
+        outcome: StageState,
     }
     let run: Run<'_> = serde_json::from_slice(manifest).ok()?;
-    let stages = run.stages.into_values().filter(|stage| has_result(&stage.outcome));
+    let stages = run.stages.into_values().filter(|stage| stage.outcome.has_result());
     let mut keys: Vec<(Option<u32>, Digest)> = stages.filter_map(|stage| Some((stage.place, stage.key?))).collect();
     keys.sort_unstable();
     keys.dedup_by_key(|(_, key)| *key);

@@ -277,7 +277,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::store::{RunManifest, StageEntry};
+    use crate::store::{RunManifest, RunState, StageEntry, StageState};
 
     const BASE: Digest = Digest([3; 32]);
 
@@ -364,7 +364,7 @@ mod tests {
     async fn gc_keeps_it_as_long_as_its_base_key_is_known() {
         let (store, here) = (Store::memory(), tempfile::tempdir().unwrap());
         put(&store, here.path(), 1, "one").await;
-        let entry = StageEntry { base: Some(BASE), outcome: "failed".into(), ..StageEntry::default() };
+        let entry = StageEntry { base: Some(BASE), outcome: StageState::Failed, ..StageEntry::default() };
         let run = RunManifest {
             schema: 1,
             run: "20260131T235959.123Z-abcdef".into(),
@@ -372,7 +372,7 @@ mod tests {
             started_at: 1.0,
             heartbeat_at: 1.0,
             ended_at: Some(2.0),
-            outcome: "failed".into(),
+            outcome: RunState::Failed,
             params: BTreeMap::new(),
             stages: BTreeMap::from([("train".to_owned(), entry)]),
         };

@@ -306,7 +306,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::RunManifest;
+    use crate::store::{RunManifest, RunState};
 
     async fn run(store: &Store, id: &str, ended_at: Option<f64>) {
         let run = RunManifest {
@@ -316,7 +316,7 @@ mod tests {
             started_at: 0.0,
             heartbeat_at: 1.0,
             ended_at,
-            outcome: "running".into(),
+            outcome: RunState::Running,
             params: Default::default(),
             stages: Default::default(),
         };

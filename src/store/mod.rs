@@ -25,6 +25,7 @@ pub mod remote;
 pub mod remote_tier;
 mod runs;
 pub mod share;
+mod state;
 pub mod tier;
 mod transfer;
 
@@ -43,6 +44,7 @@ use policy::Sharing;
 pub use record::{Commit, Record, RowCounts, RunManifest, SegmentName, StageEntry, Tag};
 pub use remote_tier::Hint;
 use remote_tier::Remote;
+pub use state::{RunState, StageState};
 use tier::Tier;
 
 /// The version of the layout; the first part of every name.

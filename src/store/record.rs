@@ -6,6 +6,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::state::{RunState, StageState};
 use crate::artifact::Artifact;
 use crate::digest::Digest;
 use crate::interpreter::Interpreter;
@@ -136,8 +137,8 @@ pub struct RunManifest {
     pub heartbeat_at: f64,
     /// Absent while it goes on, or when it was killed.
     pub ended_at: Option<f64>,
-    /// `running`, `done`, `failed`, `interrupted`, or `accepted` where nothing was run.
-    pub outcome: String,
+    /// How it ended, or that it goes on.
+    pub outcome: RunState,
     /// Parameters of the pipeline.
     pub params: BTreeMap<String, Value>,
     /// By stage.
@@ -162,8 +163,8 @@ pub struct StageEntry {
     /// For by-row stages: what row results are filed under.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Digest>,
-    /// `hit`, `done`, `accepted`, `failed`, `skipped`, `cancelled` or `waiting`.
-    pub outcome: String,
+    /// How it ended, or that it did not.
+    pub outcome: StageState,
     /// Why it failed, or what was set aside to accept it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
@@ -176,11 +177,6 @@ impl RunManifest {
         stages.sort_by_key(|(_, entry)| entry.place);
         stages
     }
-}
-
-/// Whether a stage that ended like this has a result under its key.
-pub fn has_result(outcome: &str) -> bool {
-    matches!(outcome, "hit" | "done" | "accepted")
 }
 
 /// The name of a row segment.

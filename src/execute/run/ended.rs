@@ -14,7 +14,7 @@ use crate::execute::work;
 use crate::plan::{Outputs, PlanError};
 use crate::schedule::State;
 use crate::spec::Retry;
-use crate::store::{Record, StoreError};
+use crate::store::{Record, StageState, StoreError};
 
 /// How many lines of a failed stage's log are shown.
 const LOG_TAIL: usize = 20;
@@ -83,7 +83,7 @@ impl Run<'_, '_> {
         self.keep_log(id, true).await;
         let Some(active) = self.active.remove(&id) else { return };
         let stage = self.stage(id);
-        self.record.set_outcome(id, Some(active.keys()), "done", None);
+        self.record.set_outcome(id, Some(active.keys()), StageState::Done, None);
         self.record.set_work(id, duration_s, record.rows);
         self.report.executed.push(stage.name.clone());
         for attempt in 1..active.attempt {
@@ -201,7 +201,7 @@ impl Run<'_, '_> {
         let is_cancelled = failure == Failure::Cancelled;
         let outcome = match is_cancelled {
             true => {
-                self.record.set_outcome(id, active.as_ref().map(Active::keys), "cancelled", None);
+                self.record.set_outcome(id, active.as_ref().map(Active::keys), StageState::Cancelled, None);
                 StageOutcome::Cancelled
             }
             false => self.failed(id, active, failure.explanation(), duration_s),
@@ -212,7 +212,7 @@ impl Run<'_, '_> {
                 // Nothing failed; it would have come next.
                 continue;
             }
-            self.record.set_outcome(skipped, None, "skipped", None);
+            self.record.set_outcome(skipped, None, StageState::Skipped, None);
             let (stage, outcome) = (self.stage(skipped).name.clone(), StageOutcome::Skipped { because: name.clone() });
             self.emit(RunEvent::StageFinished { stage, outcome, duration_s: 0.0, rows: None });
         }
@@ -229,7 +229,7 @@ impl Run<'_, '_> {
         if let Some(folder) = &folder {
             self.record.keep_folder(folder);
         }
-        self.record.set_outcome(id, active.as_ref().map(Active::keys), "failed", Some(why.message.clone()));
+        self.record.set_outcome(id, active.as_ref().map(Active::keys), StageState::Failed, Some(why.message.clone()));
         self.record.set_work(id, duration_s, None);
         let log = active.and_then(|active| active.log);
         let log_tail = log.map(|log| log.lock().expect("no panic happens under this lock").last_lines(LOG_TAIL));

@@ -15,6 +15,7 @@ use crate::execute::failure::{Explanation, Failure};
 use crate::execute::stage_id::StageId;
 use crate::plan::{Found, Outputs, PlanError, Planner, StagePlan, Verdict};
 use crate::spec::Source;
+use crate::store::StageState;
 
 /// Lookups of a run: those that were made at its beginning, those that go on, and those that were made again.
 pub struct Lookups<'e> {
@@ -134,7 +135,7 @@ impl<'e, 'a> Run<'e, 'a> {
 
     /// Takes a result that the store has.
     fn reuse(&mut self, id: StageId, found: Found) {
-        self.record.set_outcome(id, Some((found.key, found.base)), "hit", None);
+        self.record.set_outcome(id, Some((found.key, found.base)), StageState::Hit, None);
         self.record.set_rows(id, found.rows);
         self.report.hits += 1;
         self.emit(RunEvent::StageHit { stage: self.stage(id).name.clone(), rows: found.rows });

@@ -29,6 +29,7 @@ use crate::event::{RunEvent, RunOutcome, Subscriber};
 use crate::plan::{Outputs, PlanError};
 use crate::schedule::{self, Scheduler, State, Step};
 use crate::spec::Stage;
+use crate::store::StageState;
 use crate::store::lease::{Claimant, Holder};
 use active::{Active, InFlight};
 use job_end::JobEnd;
@@ -235,7 +236,7 @@ impl<'e, 'a> Run<'e, 'a> {
                 let id = StageId(index);
                 // Where the run is killed, gc must know what it had begun: rows that are done are kept.
                 let keys = self.active.get(&id).map(Active::keys);
-                self.record.set_outcome(id, keys, "running", None);
+                self.record.set_outcome(id, keys, StageState::Running, None);
                 self.record_once().await?;
                 self.start(id, grant);
                 Ok(())
@@ -298,7 +299,7 @@ impl<'e, 'a> Run<'e, 'a> {
     /// Ends the run: its manifest is complete, its work folder goes.
     async fn close(&mut self) -> Result<(), PlanError> {
         self.record.close(&self.engine.selected);
-        let mut recorded = self.record.write(&self.engine.store, self.report.outcome.name()).await;
+        let mut recorded = self.record.write(&self.engine.store, self.report.outcome.into()).await;
         if let Err(error) = &recorded
             && self.report.executed.is_empty()
         {

@@ -10,7 +10,7 @@ use crate::execute::engine::Engine;
 use crate::execute::stage_id::StageId;
 use crate::execute::work;
 use crate::spec::Pipeline;
-use crate::store::{RowCounts, RunManifest, StageEntry, Store, StoreError};
+use crate::store::{RowCounts, RunManifest, RunState, StageEntry, StageState, Store, StoreError};
 
 /// A run's manifest, as it grows, and its hold on its work folder.
 pub struct RunRecord {
@@ -38,7 +38,7 @@ impl RunRecord {
             started_at: now,
             heartbeat_at: now,
             ended_at: None,
-            outcome: "running".into(),
+            outcome: RunState::Running,
             params: engine.pipeline.params.clone(),
             stages: BTreeMap::new(),
         };
@@ -58,10 +58,10 @@ impl RunRecord {
     }
 
     /// Notes how a stage stands, over what was noted of it.
-    pub fn set_outcome(&mut self, id: StageId, keys: Option<Keys>, outcome: &str, message: Option<String>) {
+    pub fn set_outcome(&mut self, id: StageId, keys: Option<Keys>, outcome: StageState, message: Option<String>) {
         let (key, base) = (keys.map(|(key, _)| key), keys.and_then(|(_, base)| base));
         let place = Some(self.places[id.0]);
-        let entry = StageEntry { key, base, outcome: outcome.into(), message, place, ..StageEntry::default() };
+        let entry = StageEntry { key, base, outcome, message, place, ..StageEntry::default() };
         self.manifest.stages.insert(self.name(id).clone(), entry);
     }
 
@@ -102,8 +102,8 @@ impl RunRecord {
     }
 
     /// Writes the manifest.
-    pub async fn write(&mut self, store: &Store, outcome: &str) -> Result<(), StoreError> {
-        self.manifest.outcome = outcome.into();
+    pub async fn write(&mut self, store: &Store, outcome: RunState) -> Result<(), StoreError> {
+        self.manifest.outcome = outcome;
         store.put_run(self.heartbeat()).await
     }
 
@@ -111,9 +111,9 @@ impl RunRecord {
     pub fn close(&mut self, selected: &[bool]) {
         for id in (0..selected.len()).filter(|index| selected[*index]).map(StageId) {
             match self.manifest.stages.get_mut(&self.pipeline.stages[id.0].name) {
-                None => self.set_outcome(id, None, "waiting", None),
+                None => self.set_outcome(id, None, StageState::Waiting, None),
                 // It was ended before it could report anything.
-                Some(entry) if entry.outcome == "running" => entry.outcome = "cancelled".into(),
+                Some(entry) if entry.outcome == StageState::Running => entry.outcome = StageState::Cancelled,
                 Some(_) => {}
             }
         }

@@ -6,7 +6,7 @@ use crate::event::RunOutcome;
 use crate::execute::folders::{file_name, live_log};
 use crate::execute::stage_id::StageId;
 use crate::execute::work;
-use crate::store::StoreError;
+use crate::store::{RunState, StoreError};
 
 impl Run<'_, '_> {
     /// Keeps what a stage printed, unless it printed nothing.
@@ -48,7 +48,7 @@ impl Run<'_, '_> {
         let work = &self.context.folders.work;
         self.context.claimant.observer.mark_dead(work::dead(work));
         self.record.claim_folder(work);
-        self.record.write(&self.engine.store, "running").await
+        self.record.write(&self.engine.store, RunState::Running).await
     }
 
     /// Records that the run goes on. A store that is away for a moment costs a heartbeat, not the run.

@@ -1,5 +1,7 @@
 //! The objects of the layout, by their names.
 
+use std::fmt::{self, Display, Formatter};
+
 use futures::stream::{self, StreamExt, TryStreamExt};
 use serde::Serialize;
 
@@ -24,6 +26,19 @@ pub enum Class {
     Logs,
     /// Hints, leases, announcements.
     Other,
+}
+
+impl Display for Class {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        out.pad(match self {
+            Self::Runs => "runs",
+            Self::Records => "records",
+            Self::Blobs => "blobs",
+            Self::Rows => "rows",
+            Self::Logs => "logs",
+            Self::Other => "other",
+        })
+    }
 }
 
 /// A number of objects and their bytes.
@@ -197,6 +212,13 @@ mod tests {
     use super::*;
 
     const DIGEST: &str = "ab00000000000000000000000000000000000000000000000000000000000000";
+
+    #[test]
+    fn classes_are_shown_as_json_has_them() {
+        for class in [Class::Runs, Class::Records, Class::Blobs, Class::Rows, Class::Logs, Class::Other] {
+            assert_eq!(serde_json::json!(class), class.to_string());
+        }
+    }
 
     #[test]
     fn names_say_what_objects_are() {

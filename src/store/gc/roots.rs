@@ -7,7 +7,7 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use super::{Policy, parse};
 use crate::digest::Digest;
 use crate::store::tier::{Meta, Tier};
-use crate::store::{CONCURRENT, LAYOUT, RunManifest, StoreError, Tag};
+use crate::store::{CONCURRENT, LAYOUT, RunManifest, RunState, StoreError, Tag};
 
 /// Seconds since its last renewal for which a run counts as running.
 const LIVE: f64 = 600.0;
@@ -34,7 +34,7 @@ impl From<RunManifest> for Summary {
     fn from(run: RunManifest) -> Self {
         Self {
             ended: run.ended_at.is_some(),
-            done: run.outcome == "done",
+            done: run.outcome == RunState::Done,
             keys: run.stages.values().filter_map(|entry| entry.key).collect(),
             bases: run.stages.values().filter_map(|entry| entry.base).collect(),
             pipeline: run.pipeline,
