@@ -5,6 +5,7 @@ training and evaluation mode, twice in a row, and for each sample of the batch o
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -208,6 +209,13 @@ def require_repeatable(
         raise Rejected("mode-dependent", "training and evaluation mode differ")
 
 
+def by_sample(
+    operands: dict[str, torch.Tensor], shape: tuple[int, ...], change: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The operands, those changed that have a part for each sample of a stream of this shape."""
+    return {name: change(value) if value.shape[:1] == (shape[0],) else value for name, value in operands.items()}
+
+
 def require_batch(
     out: torch.Tensor,
     first: torch.Tensor,
@@ -216,9 +224,8 @@ def require_batch(
     shape: tuple[int, ...],
 ) -> None:
     half = shape[0] // 2
-    sliced = {name: value[:half] if value.shape[:1] == (shape[0],) else value for name, value in operands.items()}
     try:
-        part = instance(first[:half], sliced)
+        part = instance(first[:half], by_sample(operands, shape, lambda value: value[:half]))
     except Rejected:
         return
     if part.shape != (half, *out.shape[1:]) or not torch.allclose(out[:half], part, rtol=1e-4, atol=1e-5):
@@ -233,7 +240,7 @@ def require_order(
     shape: tuple[int, ...],
 ) -> None:
     """A sample's output does not depend on its place in the batch."""
-    flipped = {name: value.flip(0) if value.shape[:1] == (shape[0],) else value for name, value in operands.items()}
+    flipped = by_sample(operands, shape, lambda value: value.flip(0))
     if not torch.allclose(instance(first.flip(0), flipped).flip(0), out, rtol=1e-4, atol=1e-5):
         raise Rejected("mixes the batch", "a sample's output depends on its place in the batch")
 

@@ -128,18 +128,23 @@ def task_code(
         "",
     ]
     lines += [f"{name} = {value}" for name, value in constants(usage, sizes, batch, tokens).items()]
-    lines += [
+    lines += task_functions(input_lines(usage), init)
+    return "\n".join(lines)
+
+
+def task_functions(inputs: list[str], init: list[str]) -> list[str]:
+    """The end of a task file: what its inputs are, and what its model is made with."""
+    return [
         "",
         "",
         "def get_inputs():",
-        *wrapped("    return [", input_lines(usage), "]"),
+        *wrapped("    return [", inputs, "]"),
         "",
         "",
         "def get_init_inputs():",
         f"    return [{', '.join(init)}]",
         "",
     ]
-    return "\n".join(lines)
 
 
 def wrapped(opening: str, items: list[str], closing: str) -> list[str]:

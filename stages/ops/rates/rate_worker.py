@@ -15,12 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
 import transformers_task
 from estimate import Count, counted_by_batch, load
-from operator_binding import NotApplicable, bind, cost
+from operator_binding import NotApplicable, Operand, bind, cost
+from operator_scope import MODULE, operator_scope
 
 # What a stream looks like at each rank, but for the batch; an index stream is short, as its operators ask.
 SAMPLES = {2: (1024,), 3: (64, 256), 4: (32, 28, 28), 5: (8, 8, 12, 12)}
@@ -82,23 +81,16 @@ def operator_at(
     sample = INDEX_SAMPLE if usage["input"] == "index" else SAMPLES[rank]
     shape = (max(2, elements // math.prod(sample)), *sample)
     bound = bind(usage, shape)
-    scope = {"torch": torch, "nn": nn, "F": F, "self": nn.Module(), **bound.values}
-    with torch.device(device):
-        for name in bound.attributes():
-            setattr(scope["self"], name, bound.values[name])
-        line = bound.construct_line("operator")
-        if line:
-            exec(line, scope)
-    for operand in bound.operands:
-        values = fill(operand.fill, operand.shape, device, shape[1]) * (1 if "index" in operand.fill else operand.scale)
-        if operand.role == "parameter":
-            setattr(scope["self"], operand.name, nn.Parameter(values))
-        else:
-            scope[operand.name] = values
+
+    def value(operand: Operand) -> torch.Tensor:
+        scale = 1 if "index" in operand.fill else operand.scale
+        return fill(operand.fill, operand.shape, device, shape[1]) * scale
+
+    scope = operator_scope(bound, value, device)
     classes = bound.values.get("num_embeddings", 16)
     domain = "index" if usage["input"] == "index" else {"any": "randn"}.get(usage["domain"], usage["domain"])
     scope["x"] = fill(domain, shape, device, classes)
-    code = compile(bound.call_text("x", "operator"), "call", "eval")
+    code = compile(bound.call_text("x", MODULE), "call", "eval")
     out = eval(code, scope)
     weights = sum(parameter.numel() for parameter in scope["self"].parameters())
     flops, moved, steps = cost(bound, shape, tuple(out.shape), weights)

@@ -5,7 +5,7 @@ are those of its own coordinates.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import markupsafe
@@ -99,6 +99,20 @@ def round_ticks(most: int, about: int = 5) -> list[int]:
     return [0, most]
 
 
+def count_axis(most: int) -> tuple[Callable[[float], float], list[Any]]:
+    """An axis of counts up to `most`: where a count lies, and the marks of its grid."""
+    floor = HEIGHT - BOTTOM
+
+    def y(value: float) -> float:
+        return floor - value / most * (floor - TOP)
+
+    marks = []
+    for value in round_ticks(most):
+        marks.append(_line(LEFT, y(value), WIDTH - 12, y(value), "grid" if value else "axis"))
+        marks.append(_text(LEFT - 6, y(value) + 4, f"{value:,}", "tick", "end"))
+    return y, marks
+
+
 def histogram(
     title: str,
     edges: list[float],
@@ -117,16 +131,8 @@ def histogram(
     def x(value: float):
         return LEFT + (position(value) - first) / span * (WIDTH - LEFT - 12)
 
-    most = max([max(counts, default=0) for _, counts in series] + [1])
     floor = HEIGHT - BOTTOM
-
-    def y(value: int):
-        return floor - value / most * (floor - TOP)
-
-    marks = []
-    for value in round_ticks(most):
-        marks.append(_line(LEFT, y(value), WIDTH - 12, y(value), "grid" if value else "axis"))
-        marks.append(_text(LEFT - 6, y(value) + 4, f"{value:,}", "tick", "end"))
+    y, marks = count_axis(max([max(counts, default=0) for _, counts in series] + [1]))
     for value, text in ticks:
         if edges[0] * 0.999 <= value <= edges[-1] * 1.001:
             marks.append(_line(x(value), floor, x(value), floor + 4, "axis"))
@@ -162,19 +168,12 @@ def histogram(
 
 def ranks(title: str, counts: list[int], limits: Sequence[tuple[Any, str]]) -> markupsafe.Markup:
     """Values of sorted counts over their rank, with limits as lines: [(value, text)]."""
-    most = max([counts[0] if counts else 1] + [value for value, _ in limits] + [1])
     floor, height = HEIGHT - BOTTOM, HEIGHT
 
     def x(rank: int):
         return LEFT + rank / max(len(counts), 1) * (WIDTH - LEFT - 12)
 
-    def y(value: int):
-        return floor - value / most * (floor - TOP)
-
-    marks = []
-    for value in round_ticks(most):
-        marks.append(_line(LEFT, y(value), WIDTH - 12, y(value), "grid" if value else "axis"))
-        marks.append(_text(LEFT - 6, y(value) + 4, f"{value:,}", "tick", "end"))
+    y, marks = count_axis(max([counts[0] if counts else 1] + [value for value, _ in limits] + [1]))
     outline: list[tuple[float, float]] = [(LEFT, floor)]
     for rank, value in enumerate(counts):
         outline += [(x(rank), y(value)), (x(rank + 1), y(value))]

@@ -3,10 +3,9 @@
 from typing import Any
 
 import torch
-import torch.nn as nn
-import torch.nn.functional as F
 
 from operator_binding import NotApplicable, bind
+from operator_scope import MODULE, operator_scope
 from plan import Member
 
 SHAPES = {2: (4, 64), 3: (4, 16, 64), 4: (4, 16, 24, 24), 5: (4, 8, 12, 12, 12)}
@@ -35,21 +34,10 @@ def rank_after(usage: dict[str, Any], rank: int) -> int | None:
     shape = SHAPES[rank]
     try:
         bound = bind(usage, shape)
-        scope = {"torch": torch, "nn": nn, "F": F, "self": nn.Module(), **bound.values}
         with torch.no_grad():
-            for name in bound.attributes():
-                setattr(scope["self"], name, bound.values[name])
-            line = bound.construct_line("operator")
-            if line:
-                exec(line, scope)
-            for operand in bound.operands:
-                value = zeros(operand.shape, operand.fill)
-                if operand.role == "parameter":
-                    setattr(scope["self"], operand.name, nn.Parameter(value))
-                else:
-                    scope[operand.name] = value
+            scope = operator_scope(bound, lambda operand: zeros(operand.shape, operand.fill))
             scope["x"] = zeros(shape, usage["input"])
-            return eval(bound.call_text("x", "operator"), scope).dim()
+            return eval(bound.call_text("x", MODULE), scope).dim()
     except (NotApplicable, RuntimeError, ValueError, LookupError, TypeError, NameError, AssertionError):
         return None
 

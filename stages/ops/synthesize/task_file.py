@@ -4,6 +4,8 @@ import ast
 import re
 from typing import TYPE_CHECKING, Any
 
+from transformers_task import task_functions
+
 if TYPE_CHECKING:
     from compose import Chain
 
@@ -40,25 +42,8 @@ def task_code(chain: "Chain", batch: int) -> str:
     lines.append(f"    def forward({', '.join(['self', *(name for name, _ in chain.inputs)])}):")
     lines += [f"        x = {call}" for call in calls[:-1]] + [f"        return {calls[-1]}", "", ""]
     lines += [f"{name} = {constants[name]!r}" for name in used]
-    lines += [
-        "",
-        "",
-        "def get_inputs():",
-        *input_lines(inputs),
-        "",
-        "",
-        "def get_init_inputs():",
-        f"    return [{', '.join(arguments)}]",
-        "",
-    ]
+    lines += task_functions(inputs, arguments)
     return "\n".join(lines)
-
-
-def input_lines(inputs: list[str]) -> list[str]:
-    line = f"    return [{', '.join(inputs)}]"
-    if len(line) <= 110:
-        return [line]
-    return ["    return [", *(f"        {text}," for text in inputs), "    ]"]
 
 
 def document(chain: "Chain") -> str:
