@@ -162,11 +162,7 @@ fn exact_float(value: &Value) -> Option<f64> {
 }
 
 fn from_hexadecimal(value: &Value) -> Option<Vec<u8>> {
-    let digits = value.as_str()?.as_bytes();
-    let nibble = |digit: &u8| char::from(*digit).to_digit(16).map(|nibble| nibble as u8);
-    let pairs = digits.chunks_exact(2);
-    pairs.remainder().is_empty().then_some(())?;
-    pairs.map(|pair| Some(nibble(&pair[0])? << 4 | nibble(&pair[1])?)).collect()
+    hex::decode(value.as_str()?).ok()
 }
 
 /// Arrow counts the bytes of a batch in 31 bits, and panics beyond them.

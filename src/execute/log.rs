@@ -1,8 +1,10 @@
 //! What a program prints: kept in a file, with secrets blanked, and its last lines at hand.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::Path;
+
+use aho_corasick::{AhoCorasick, Match, PatternID};
 
 /// What stands for a secret's value.
 const BLANK: &[u8] = b"[secret]";
@@ -78,87 +80,89 @@ impl Log {
     }
 }
 
-/// Blanks secret values in a stream, across the borders of its chunks too.
+/// Blanks secret values in a stream, across the borders of its chunks too. Where values overlap, all of them go.
 #[derive(Clone)]
 pub struct Redactor {
+    /// `None` where there is nothing to look for.
+    finder: Option<AhoCorasick>,
     secrets: Vec<Vec<u8>>,
+    /// What may become a secret with the next chunk.
     held: Vec<u8>,
+    /// How much of the beginning of `held` a blank that was given out already stands for, and for which secret last.
+    blanked: (usize, Option<PatternID>),
 }
 
 impl Redactor {
-    /// For these values; longer ones go first, since one may be part of another.
+    /// For these values.
     pub fn new(secrets: &[String]) -> Self {
-        let mut secrets: Vec<Vec<u8>> = Vec::from_iter(secrets.iter().flat_map(|secret| forms(secret)));
-        secrets.sort_unstable_by_key(|secret| std::cmp::Reverse(secret.len()));
+        let mut secrets: Vec<Vec<u8>> = secrets.iter().flat_map(|secret| forms(secret)).collect();
+        secrets.sort_unstable();
         secrets.dedup();
-        Self { secrets, held: Vec::new() }
+        let finder = || AhoCorasick::new(&secrets).expect("secrets are few and fit the memory");
+        Self { finder: (!secrets.is_empty()).then(finder), secrets, held: Vec::new(), blanked: (0, None) }
     }
 
     /// Takes a chunk and gives out what is certain.
     pub fn push(&mut self, bytes: &[u8]) -> Vec<u8> {
-        if self.secrets.is_empty() {
-            return bytes.to_vec();
-        }
         self.held.extend(bytes);
-        let mut out = Vec::with_capacity(self.held.len());
-        let mut position = 0;
-        while position < self.held.len() {
-            let rest = &self.held[position..];
-            if let Some(secret) = self.secrets.iter().find(|secret| rest.starts_with(secret)) {
-                out.extend(BLANK);
-                position += secret.len();
-            } else if self.secrets.iter().any(|secret| secret.starts_with(rest)) {
-                // It may go on in the next chunk.
-                break;
-            } else {
-                out.push(rest[0]);
-                position += 1;
-            }
-        }
-        self.held.drain(..position);
-        out
+        let longest = self.secrets.iter().map(Vec::len).max().unwrap_or(0);
+        let may_go_on = |from: &usize| {
+            let rest = &self.held[*from..];
+            self.secrets.iter().any(|secret| secret.len() > rest.len() && secret.starts_with(rest))
+        };
+        let open = (self.held.len().saturating_sub(longest)..self.held.len()).find(may_go_on);
+        self.give_out(open.unwrap_or(self.held.len()))
     }
 
     /// Gives out the rest.
     pub fn finish(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.held)
+        self.give_out(self.held.len())
+    }
+
+    /// Gives out what is held up to `end`, from where on no secret begins that is not whole.
+    fn give_out(&mut self, end: usize) -> Vec<u8> {
+        let Some(finder) = &self.finder else { return std::mem::take(&mut self.held) };
+        let mut found: Vec<Match> = finder.find_overlapping_iter(&self.held).collect();
+        found.sort_unstable_by_key(Match::start);
+        let mut out = Vec::with_capacity(end);
+        // What comes before it is given out or blanked.
+        let (mut done, mut last) = self.blanked;
+        for secret in found.iter().take_while(|secret| secret.start() < end) {
+            if secret.start() >= done {
+                out.extend(&self.held[done..secret.start()]);
+                out.extend(BLANK);
+            } else if last == Some(secret.pattern()) {
+                // One value that overlaps itself: a blank stands for it once.
+                continue;
+            }
+            (done, last) = (done.max(secret.end()), Some(secret.pattern()));
+        }
+        out.extend(self.held.get(done..end).unwrap_or_default());
+        self.blanked = (done.max(end) - end, last);
+        self.held.drain(..end);
+        out
     }
 
     /// A whole text.
     pub fn clean(&self, text: &str) -> String {
-        let mut fresh = Self { secrets: self.secrets.clone(), held: Vec::new() };
-        let mut out = fresh.push(text.as_bytes());
-        out.extend(fresh.finish());
-        String::from_utf8_lossy(&out).into_owned()
+        let mut fresh = Self { held: text.as_bytes().to_vec(), blanked: (0, None), ..self.clone() };
+        String::from_utf8_lossy(&fresh.finish()).into_owned()
     }
 
     /// Whether any secret is in these bytes.
     pub fn finds(&self, bytes: &[u8]) -> bool {
-        self.secrets.iter().any(|secret| memchr::memmem::find(bytes, secret).is_some())
+        self.finder.as_ref().is_some_and(|finder| finder.is_match(bytes))
     }
 
     /// Whether any secret is in a file, however large it is.
     pub fn finds_in(&self, file: &Path) -> std::io::Result<bool> {
-        const STEP: usize = 1 << 20;
-        let mut file = File::open(file)?;
-        // The end of what was looked through is kept: a secret may go on in the next piece.
-        let overlap = self.secrets.iter().map(Vec::len).max().unwrap_or(1).saturating_sub(1);
-        let mut held = Vec::with_capacity(STEP + overlap);
-        loop {
-            let count = Read::by_ref(&mut file).take(STEP as u64).read_to_end(&mut held)?;
-            if self.finds(&held) {
-                return Ok(true);
-            }
-            if count == 0 {
-                return Ok(false);
-            }
-            held.drain(..held.len().saturating_sub(overlap));
-        }
+        let Some(finder) = &self.finder else { return Ok(false) };
+        Ok(finder.stream_find_iter(File::open(file)?).next().transpose()?.is_some())
     }
 
     /// Whether there is anything to look for.
     pub fn is_idle(&self) -> bool {
-        self.secrets.is_empty()
+        self.finder.is_none()
     }
 }
 
@@ -196,6 +200,23 @@ mod tests {
             // Putting the secret back gives the text, so nothing else was lost.
             prop_assert_eq!(out.replace("[secret]", &secret), text);
         }
+    }
+
+    fn in_chunks(secrets: [&str; 2], chunks: &[&str]) -> String {
+        let mut redactor = Redactor::new(&secrets.map(str::to_owned));
+        let mut out: Vec<u8> = chunks.iter().flat_map(|chunk| redactor.push(chunk.as_bytes())).collect();
+        out.extend(redactor.finish());
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_secret_that_goes_on_from_another() {
+        for chunks in [&["-abcdef-"][..], &["-abc", "def-"], &["-abcd", "e", "f-"], &["-a", "bcdef-"]] {
+            assert_eq!(in_chunks(["abc", "abcdef"], chunks), "-[secret]-", "{chunks:?}");
+            assert_eq!(in_chunks(["abcd", "cdef"], chunks), "-[secret]-", "{chunks:?}");
+            assert_eq!(in_chunks(["abc", "def"], chunks), "-[secret][secret]-", "{chunks:?}");
+        }
+        assert_eq!(in_chunks(["abcd", "cdef"], &["abcd", "ex"]), "[secret]ex");
     }
 
     #[test]

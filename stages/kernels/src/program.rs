@@ -127,7 +127,7 @@ pub enum LaunchAttribute {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bytes {
     /// Zero where an address goes.
-    #[serde(with = "hexadecimal")]
+    #[serde(with = "hex::serde")]
     pub data: Vec<u8>,
     /// In the order of their places; they do not overlap.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -223,29 +223,6 @@ impl Program {
             Step::Launch(launch) => Some((self.kernels.get(launch.kernel)?, launch)),
             _ => None,
         })
-    }
-}
-
-/// Two digits for each byte: as a list of numbers they would take twice the room.
-mod hexadecimal {
-    use serde::de::Error;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
-        let digit = |value: u8| char::from_digit(u32::from(value), 16).unwrap_or_default();
-        let text: String = bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect();
-        serializer.serialize_str(&text)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let value = |digit: u8| char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok());
-        let pair = |pair: &[u8]| match pair {
-            [high, low] => Some(value(*high)? << 4 | value(*low)?),
-            _ => None,
-        };
-        let bytes: Option<Vec<u8>> = text.as_bytes().chunks(2).map(pair).collect();
-        bytes.ok_or_else(|| D::Error::custom("bytes are pairs of hexadecimal digits"))
     }
 }
 

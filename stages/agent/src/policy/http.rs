@@ -6,8 +6,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
+use chrono::{DateTime, Utc};
 use serde_json::Value;
 use ureq::tls::{RootCerts, TlsConfig, TlsProvider};
 
@@ -279,27 +280,8 @@ fn retry_after(text: &str) -> Option<Duration> {
     if let Ok(seconds) = text.trim().parse::<f64>() {
         return Duration::try_from_secs_f64(seconds.max(0.0)).ok();
     }
-    let then = http_date(text)?;
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs();
-    Some(Duration::from_secs(then.saturating_sub(now)))
-}
-
-/// `Wed, 21 Oct 2026 07:28:00 GMT`, the form that servers must send, in seconds since 1970.
-fn http_date(text: &str) -> Option<u64> {
-    const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let [_, day, month, year, time, "GMT"] = words[..] else { return None };
-    let (day, year): (i64, i64) = (day.parse().ok()?, year.parse().ok()?);
-    let month = i64::try_from(MONTHS.find(month)? / 3).ok()? + 1;
-    let clock: Vec<i64> = time.split(':').map(str::parse).collect::<Result<_, _>>().ok()?;
-    let [hour, minute, second] = clock[..] else { return None };
-    // Howard Hinnant's days from civil, for days since 1970.
-    let shifted = if month > 2 { year } else { year - 1 };
-    let era = shifted.div_euclid(400);
-    let year_of_era = shifted.rem_euclid(400);
-    let day_of_year = (153 * (if month > 2 { month - 3 } else { month + 9 }) + 2) / 5 + day - 1;
-    let days = era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468;
-    u64::try_from(((days * 24 + hour) * 60 + minute) * 60 + second).ok()
+    let wait = DateTime::parse_from_rfc2822(text.trim()).ok()?.to_utc() - Utc::now();
+    Some(wait.to_std().unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -310,9 +292,14 @@ mod tests {
     fn retry_after_is_seconds_or_a_date() {
         assert_eq!(retry_after("1.5"), Some(Duration::from_millis(1500)));
         assert_eq!(retry_after("-3"), Some(Duration::ZERO));
-        assert_eq!(http_date("Sun, 06 Nov 1994 08:49:37 GMT"), Some(784_111_777));
-        assert_eq!(http_date("Thu, 29 Feb 2024 00:00:00 GMT"), Some(1_709_164_800));
+        let date = |text| DateTime::parse_from_rfc2822(text).unwrap().timestamp();
+        assert_eq!(date("Sun, 06 Nov 1994 08:49:37 GMT"), 784_111_777);
+        assert_eq!(date("Thu, 29 Feb 2024 00:00:00 GMT"), 1_709_164_800);
         assert_eq!(retry_after("Sun, 06 Nov 1994 08:49:37 GMT"), Some(Duration::ZERO));
+        let soon = (Utc::now() + Duration::from_secs(60)).format("%a, %d %b %Y %H:%M:%S GMT").to_string();
+        assert!(
+            retry_after(&soon).is_some_and(|wait| wait <= Duration::from_secs(60) && wait > Duration::from_secs(50))
+        );
         assert_eq!(retry_after("soon"), None);
     }
 }

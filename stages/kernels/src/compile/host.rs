@@ -10,7 +10,6 @@
 //! candidate defines takes their place.
 
 use std::collections::HashSet;
-use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,9 +17,11 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use addr2line::Context;
+use addr2line::gimli::{self, EndianSlice, LittleEndian, SectionId};
 use object::{Object, ObjectSection, ObjectSymbol, SymbolFlags};
 
-use super::host_messages::{in_plain_words, judge, place};
+use super::host_messages::{in_plain_words, judge};
 use super::names::{demangle, line_of_word};
 use super::own_name::{EMBEDDED_NAME, OwnName};
 use super::process::{self, Ended, Limits};
@@ -36,12 +37,10 @@ pub const SOURCE_NAME: &str = "candidate.cu";
 
 const RUNTIME_FLAGS: &[&str] = &["-std=c++17", "-O2", "-g1", "-fno-pie", "-w"];
 /// `-O1` compiles fast and keeps lines; what C++ leaves undefined and CUDA's compiler does not exploit is defined.
-/// DWARF 4, because `addr2line` takes files of version 5 for one another.
 const CANDIDATE_FLAGS: &[&str] = &[
     "-std=c++17",
     "-O1",
     "-g1",
-    "-gdwarf-4",
     "-fno-pie",
     "-w",
     "-fwrapv",
@@ -549,13 +548,23 @@ fn launch(record: &[u8]) -> (u32, DeclaredLaunch) {
     (next(), launch)
 }
 
-/// The line of the candidate that a program's instruction comes from; `None` without binutils' `addr2line`.
+/// The line of the candidate that a program's instruction comes from.
 pub fn source_line(program: &Path, address: u64) -> Option<u32> {
-    let arguments = [OsStr::new("-i"), OsStr::new("-e"), program.as_os_str()];
-    let output =
-        Command::new("addr2line").args(arguments).arg(format!("{address:#x}")).stderr(Stdio::null()).output().ok()?;
+    let bytes = fs::read(program).ok()?;
+    let file = object::File::parse(bytes.as_slice()).ok()?;
+    let section = |id: SectionId| file.section_by_name(id.name()).and_then(|section| section.data().ok());
+    let read = |id| Ok::<_, gimli::Error>(EndianSlice::new(section(id).unwrap_or_default(), LittleEndian));
+    let context = Context::from_dwarf(gimli::Dwarf::load(read).ok()?).ok()?;
+    let mut frames = context.find_frames(address).skip_all_loads().ok()?;
     // Innermost first: the first line in the candidate is the place that called into a header.
-    String::from_utf8_lossy(&output.stdout).lines().find_map(place).map(|place| place.line)
+    while let Some(frame) = frames.next().ok()? {
+        let is_own = |file: &str| Path::new(file).file_name().is_some_and(|name| name == SOURCE_NAME);
+        let location = frame.location.filter(|location| location.file.is_some_and(is_own));
+        if let Some(line) = location.and_then(|location| location.line) {
+            return Some(line);
+        }
+    }
+    None
 }
 
 #[cfg(test)]

@@ -98,7 +98,7 @@ fn diagnostics(messages: &str) -> Vec<Diagnostic> {
 }
 
 /// The first place in the candidate that a message names.
-pub fn place(line: &str) -> Option<Place> {
+fn place(line: &str) -> Option<Place> {
     let at = line.find(SOURCE_NAME)? + SOURCE_NAME.len();
     let mut numbers = line[at..].strip_prefix(':')?.split(|c: char| !c.is_ascii_digit());
     Some(Place { line: numbers.next()?.parse().ok()?, column: numbers.next().and_then(|column| column.parse().ok()) })

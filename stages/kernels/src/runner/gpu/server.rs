@@ -173,7 +173,7 @@ impl Server {
             let _ = unsafe { sys::cuIpcCloseMemHandle(address) };
         }
         let mut reserved = [0; 64];
-        let decoded = decode_hex(handle).filter(|decoded| decoded.len() == reserved.len());
+        let decoded = hex::decode(handle).ok().filter(|decoded| decoded.len() == reserved.len());
         let decoded = decoded.ok_or_else(|| Failure::Error(format!("`{handle}` is no IPC handle")))?;
         reserved.iter_mut().zip(decoded).for_each(|(to, from)| *to = from as std::ffi::c_char);
         let mut address = 0;
@@ -324,10 +324,4 @@ pub fn launch_failure(what: &str, error: result::DriverError) -> Failure {
         _ => return machine(what, error),
     };
     fault(kind, what, error)
-}
-
-fn decode_hex(text: &str) -> Option<Vec<u8>> {
-    let digits = text.as_bytes();
-    let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    digits.len().is_multiple_of(2).then(|| digits.chunks(2).map(pair).collect())?
 }
