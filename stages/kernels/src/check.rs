@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use clap::{ArgMatches, Args, FromArgMatches, ValueEnum};
 use serde_json::{Map, Value, json};
 
+use crate::baseline::Baseline;
 use crate::candidate::{Candidate, Format, without_byte_order_mark};
 use crate::evaluator::{Device, Evaluator, Settings, Setup, compiles, secret};
 use crate::fault::EvaluatorError;
-use crate::reference::{Policy, Protocol, STEP_LIMIT, Task, TaskError};
+use crate::judgement::TaskError;
+use crate::reference::{Policy, Protocol, STEP_LIMIT, Task};
 use crate::reward::Scheme;
 use crate::verdict::{Outcome, Verdict};
 
@@ -74,7 +76,7 @@ struct Options {
     seed: Option<u64>,
     /// What to time beside the candidate: eager, compile, autotune; `none` takes no times
     #[arg(long, value_delimiter = ',', default_value = "eager,compile", value_name = "LIST")]
-    baselines: Vec<Baseline>,
+    baselines: Vec<Beside>,
     /// At most so many trials
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(10..=100))]
     max_trials: u32,
@@ -93,11 +95,22 @@ enum DeviceName {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Baseline {
+enum Beside {
     Eager,
     Compile,
     Autotune,
     None,
+}
+
+impl Beside {
+    fn baseline(self) -> Option<Baseline> {
+        match self {
+            Self::Eager => Some(Baseline::Eager),
+            Self::Compile => Some(Baseline::Compile),
+            Self::Autotune => Some(Baseline::Autotune),
+            Self::None => None,
+        }
+    }
 }
 
 /// The command's definition.
@@ -159,7 +172,7 @@ fn run(options: &Options, machine: &Machine) -> Result<u8, Refused> {
         cores: 1,
         lanes: 1,
         compiles: compiles(&settings.baselines),
-        step_limit: if options.baselines.contains(&Baseline::Autotune) { STEP_LIMIT } else { IMPATIENT_STEP_LIMIT },
+        step_limit: if options.baselines.contains(&Beside::Autotune) { STEP_LIMIT } else { IMPATIENT_STEP_LIMIT },
     };
     let evaluator = Evaluator::new(&setup)?;
     if options.header {
@@ -318,12 +331,12 @@ fn settings(options: &Options, device: &Device) -> Result<Settings, Refused> {
     let default = if *device == Device::Cpu { 60.0 } else { 5.0 };
     let seconds = options.time_limit.unwrap_or(default);
     let limit = Duration::try_from_secs_f64(seconds).ok().filter(|limit| !limit.is_zero());
-    let baselines = match options.baselines.contains(&Baseline::None) {
+    let baselines = match options.baselines.contains(&Beside::None) {
         true if options.baselines.len() > 1 => {
             return Err(Refused::usage("`--baselines none` takes no times: it goes with no other baseline"));
         }
         true => Vec::new(),
-        false => options.baselines.iter().map(|baseline| format!("{baseline:?}").to_lowercase()).collect(),
+        false => options.baselines.iter().filter_map(|beside| beside.baseline()).collect(),
     };
     Ok(Settings {
         inputs: options.inputs,

@@ -2,6 +2,7 @@
 //!
 //! Data flows one way: `task` and `candidate` → `compile` → `reference` and `runner` → `profile` → `verdict` → `reward`.
 
+pub mod baseline;
 pub mod candidate;
 mod catalog;
 pub mod check;
@@ -15,6 +16,7 @@ pub mod fault;
 pub mod gate;
 pub mod header;
 pub mod judge;
+pub mod judgement;
 mod kept;
 pub mod profile;
 pub mod program;

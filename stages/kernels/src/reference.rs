@@ -19,12 +19,14 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Number, Value, json};
+use serde_json::{Map, Value, json};
 
+use crate::baseline::Baseline;
 use crate::child::process::{Ended, Process};
 use crate::child::within;
 use crate::compile::recorder::GpuFacts;
 use crate::fault::EvaluatorError;
+use crate::judgement::{Judgement, TaskError, TaskErrorKind};
 use crate::runner::gpu::SAFE_ENVIRONMENT;
 use crate::runner::{Arguments, Spans};
 use crate::task::TaskSpec;
@@ -121,35 +123,6 @@ impl DeviceInfo {
     }
 }
 
-/// Why a task cannot be worked with. Says nothing of candidates.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[error("{message}")]
-pub struct TaskError {
-    /// `task`: its code is wrong; `unsupported`: it does not fit the formats; `memory`: it needs too much of it; `ended`:
-    /// its process did; `internal`: the reference's fault.
-    pub kind: String,
-    /// One line.
-    pub message: String,
-    /// What to do about it.
-    #[serde(default)]
-    pub hint: Option<String>,
-    /// The line in the task's file.
-    #[serde(default)]
-    pub line: Option<u32>,
-}
-
-impl TaskError {
-    /// Whether only more memory would help.
-    pub fn is_memory(&self) -> bool {
-        self.kind == "memory"
-    }
-
-    /// Whether it may come of what else the machine does.
-    pub fn is_worth_another_try(&self) -> bool {
-        self.is_memory() || self.kind == "ended"
-    }
-}
-
 /// The arena, as a runner opens it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Arena {
@@ -177,96 +150,6 @@ pub struct Layout {
     pub arena: Arena,
     /// Sets of arguments at different addresses.
     pub sets: Vec<Arguments>,
-}
-
-/// What the judge found after a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Judgement {
-    /// By output.
-    pub outputs: Vec<OutputJudgement>,
-    /// Inputs, parameters and buffers that were written to.
-    pub inputs_changed: Vec<String>,
-    /// Bytes beside tensors that were written to.
-    pub red_zones: Vec<RedZone>,
-}
-
-/// Of one output.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct OutputJudgement {
-    /// Its name.
-    pub name: String,
-    /// Whether it is right.
-    pub pass: bool,
-    /// `values`, `nonfinite`, `zeros` or `unwritten`.
-    pub reason: Option<String>,
-    /// Elements beyond the tolerance.
-    pub mismatched: u64,
-    /// Elements.
-    pub total: u64,
-    /// The worst element.
-    pub worst: Option<Worst>,
-    /// Elements that are infinite or no number where the reference is finite.
-    pub nonfinite: u64,
-    /// Elements that hold what was there before; known when both patterns ran.
-    pub unwritten: Option<u64>,
-    /// The first of them.
-    #[serde(default)]
-    pub first_unwritten: Option<Vec<u64>>,
-    /// Root mean square of the error.
-    #[serde(default)]
-    pub error_rms: Option<f64>,
-    /// Eager's own, against float64.
-    #[serde(default)]
-    pub reference_error_rms: Option<f64>,
-    /// What it may be.
-    #[serde(default)]
-    pub allowed_rms: Option<f64>,
-    /// The part that is furthest beyond what is allowed, where one is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub part: Option<Part>,
-}
-
-/// A part of an output that is held to bounds of its own.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Part {
-    /// Which dimension; without, a block of 1,024 elements in a row.
-    pub dimension: Option<u32>,
-    /// The index there, or which block.
-    pub index: u64,
-    /// How many times what is allowed; `None` where it is no finite number.
-    pub times: Option<f64>,
-}
-
-/// The element that is furthest out.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Worst {
-    /// Where.
-    pub index: Vec<u64>,
-    /// The reference's value; `null` where it is no finite number.
-    pub expected: Option<Number>,
-    /// The same in words, where the number doesn't say it: `inf`, `-inf`, `nan`, `true`, `false`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expected_text: Option<String>,
-    /// The candidate's.
-    pub got: Option<Number>,
-    /// The same in words.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub got_text: Option<String>,
-    /// Their difference; `null` for booleans.
-    pub error: Option<Number>,
-    /// What it may be.
-    pub allowed: Option<Number>,
-}
-
-/// A write beside a tensor.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RedZone {
-    /// The tensor.
-    pub near: String,
-    /// `before` or `after`.
-    pub side: String,
-    /// Bytes between the tensor and the first changed byte.
-    pub offset: u64,
 }
 
 /// What warming a baseline up gave.
@@ -439,17 +322,17 @@ impl Reference {
     }
 
     /// Warms a baseline up, for a task that no sets were laid out for.
-    pub fn prepare_task(&mut self, task: &Task, which: &str) -> Answered<Prepared> {
+    pub fn prepare_task(&mut self, task: &Task, which: Baseline) -> Answered<Prepared> {
         self.step(&json!({ "do": "prepare", "task": task, "which": which, "cache": null }))
     }
 
     /// Warms a baseline up, from a cache where there is one.
-    pub fn prepare(&mut self, which: &str, cache: Option<&str>) -> Answered<Prepared> {
+    pub fn prepare(&mut self, which: Baseline, cache: Option<&str>) -> Answered<Prepared> {
         self.step(&json!({ "do": "prepare", "which": which, "cache": cache }))
     }
 
     /// Times one forward of each of these baselines, one after another, in milliseconds.
-    pub fn time(&mut self, which: &[&str], set: usize) -> Answered<Vec<f64>> {
+    pub fn time(&mut self, which: &[Baseline], set: usize) -> Answered<Vec<f64>> {
         #[derive(Deserialize)]
         struct Timed {
             ms: Vec<f64>,
@@ -463,13 +346,13 @@ impl Reference {
     pub fn times(
         &mut self,
         task: &Task,
-        names: &[String],
+        names: &[Baseline],
         trials: u32,
         seed: u64,
-    ) -> Answered<BTreeMap<String, Vec<f64>>> {
+    ) -> Answered<BTreeMap<Baseline, Vec<f64>>> {
         #[derive(Deserialize)]
         struct Timed {
-            ms: BTreeMap<String, Vec<f64>>,
+            ms: BTreeMap<Baseline, Vec<f64>>,
         }
         let seed = format!("{seed:016x}");
         let request = json!({ "do": "times", "task": task, "which": names, "trials": trials, "seed": seed });
@@ -483,7 +366,7 @@ impl Reference {
     }
 
     /// Summed time of the GPU's kernels in one forward of a baseline, in milliseconds, and how many there are.
-    pub fn kernels(&mut self, task: &Task, which: &str) -> Answered<KernelTime> {
+    pub fn kernels(&mut self, task: &Task, which: Baseline) -> Answered<KernelTime> {
         self.ask(&json!({ "do": "kernels", "task": task, "which": which }), ASK_LIMIT)
     }
 
@@ -512,7 +395,7 @@ impl Reference {
             Err(_) if start.elapsed() >= limit => {
                 let message =
                     format!("the task was not done with a step (`{}`) within {} s", what(request), limit.as_secs_f64());
-                Ok(Err(TaskError { kind: "task".into(), message, hint: None, line: None }))
+                Ok(Err(TaskError { kind: TaskErrorKind::Task, message, hint: None, line: None }))
             }
             answered => answered,
         }
@@ -528,9 +411,9 @@ impl Reference {
         if let Some(error) = reply.get_mut("error") {
             let error: TaskError = serde_json::from_value(error.take())
                 .map_err(|error| EvaluatorError::new(format!("the reference's error cannot be read: {error}")))?;
-            return match error.kind.as_str() {
-                "internal" => Err(self.lost(&error.message)),
-                "ended" => {
+            return match error.kind {
+                TaskErrorKind::Internal => Err(self.lost(&error.message)),
+                TaskErrorKind::Ended => {
                     self.usable = false;
                     let message = format!("{}, in the step `{}`", error.message, what(request));
                     Ok(Err(TaskError { message, ..error }))

@@ -6,11 +6,13 @@ use std::fmt::{self, Display, Formatter};
 use serde::{Deserialize, Serialize};
 use serde_json::Number;
 
+use crate::baseline::Baseline;
 use crate::candidate::Format;
 use crate::compile::{Diagnostic, KernelResources};
 use crate::fault::{Fault, FaultKind};
+use crate::judgement::{Defect, Judgement, OutputJudgement, Part, TaskError, Worst};
 use crate::profile::roofline::Bound;
-use crate::reference::{DeviceInfo, Judgement, OutputJudgement, Part, Policy, Protocol, TaskError, Worst};
+use crate::reference::{DeviceInfo, Policy, Protocol};
 
 /// The version of the JSON form.
 pub const SCHEMA: u32 = 1;
@@ -163,8 +165,8 @@ pub struct Performance {
     /// The summed time of its kernels and copies, where CUPTI could look on. Counts where it is clearly the larger.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_ms: Option<f64>,
-    /// By baseline: `eager`, `compile`, `autotune`.
-    pub baselines: BTreeMap<String, Compared>,
+    /// By baseline.
+    pub baselines: BTreeMap<Baseline, Compared>,
     /// Baselines that could not be made, and why.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub missing: BTreeMap<String, String>,
@@ -327,7 +329,7 @@ fn write_wrong(out: &mut Formatter<'_>, output: &OutputJudgement) -> fmt::Result
             output.nonfinite
         )?;
     }
-    if output.reason.as_deref() == Some("zeros") {
+    if output.reason == Some(Defect::Zeros) {
         writeln!(out, "  {name}: all {total} elements are zero, the reference's are not")?;
     }
     // What was never written is beyond the tolerance too, and says nothing more.

@@ -6,15 +6,17 @@ use super::lane::Lane;
 use super::memory::Portion;
 use super::seat::Beside;
 use super::varied;
+use crate::baseline::Baseline;
 use crate::gate::{Gate, Shared};
+use crate::judgement::TaskError;
 use crate::profile::trials::{Interval, median_interval};
-use crate::reference::{Answered, Described, Prepared, Reference, Task, TaskError};
+use crate::reference::{Answered, Described, Prepared, Reference, Task};
 
 /// Times of one baseline.
 #[derive(Clone, Debug)]
-pub struct Baseline {
-    /// `eager`, `compile` or `autotune`.
-    pub name: String,
+pub struct TimedBaseline {
+    /// Which one.
+    pub name: Baseline,
     /// What warming it up gave.
     pub prepared: Prepared,
     /// Median time of a forward in milliseconds; `None` where it could not be made.
@@ -27,8 +29,8 @@ pub struct Baseline {
 pub struct Wanted<'a> {
     /// The task.
     pub task: &'a Task,
-    /// `eager`, `compile`, `autotune`; empty takes no times.
-    pub names: &'a [String],
+    /// Which to time; empty takes no times.
+    pub names: &'a [Baseline],
     /// Forwards of each to time.
     pub trials: u32,
     /// Draws the inputs.
@@ -46,7 +48,7 @@ pub struct Profiled {
     /// Facts on degenerate answers, where they were wanted.
     pub screened: Option<Value>,
     /// Times.
-    pub baselines: Vec<Baseline>,
+    pub baselines: Vec<TimedBaseline>,
 }
 
 impl Profiled {
@@ -120,20 +122,20 @@ fn in_steps(lane: &mut Lane, beside: Option<Beside>, wanted: &Wanted, bytes: Opt
     Ok(time(reference, gate, wanted)?.map(|baselines| Profiled { described, screened, baselines }))
 }
 
-fn time(reference: &mut Reference, gate: Option<&Gate>, wanted: &Wanted) -> Answered<Vec<Baseline>> {
+fn time(reference: &mut Reference, gate: Option<&Gate>, wanted: &Wanted) -> Answered<Vec<TimedBaseline>> {
     let mut baselines = Vec::new();
     {
         let shared = gate.map(Gate::share);
         let _aside = shared.as_ref().map(Shared::step_aside);
         for name in wanted.names {
-            match reference.prepare_task(wanted.task, name)? {
-                Ok(prepared) => baselines.push(Baseline { name: name.clone(), prepared, ms: None, kernel_ms: None }),
+            match reference.prepare_task(wanted.task, *name)? {
+                Ok(prepared) => baselines.push(TimedBaseline { name: *name, prepared, ms: None, kernel_ms: None }),
                 Err(error) => return Ok(Err(error)),
             }
         }
     }
     let ready = baselines.iter().filter(|baseline| baseline.prepared.error.is_none());
-    let names: Vec<String> = ready.map(|baseline| baseline.name.clone()).collect();
+    let names: Vec<Baseline> = ready.map(|baseline| baseline.name).collect();
     let _alone = gate.map(Gate::alone);
     let times = match reference.times(wanted.task, &names, wanted.trials, wanted.seed)? {
         Ok(times) => times,
@@ -143,7 +145,7 @@ fn time(reference: &mut Reference, gate: Option<&Gate>, wanted: &Wanted) -> Answ
         let Some(times) = times.get(&baseline.name) else { continue };
         baseline.ms = median_interval(times);
         if wanted.kernel_times {
-            let kernels = reference.kernels(wanted.task, &baseline.name)?;
+            let kernels = reference.kernels(wanted.task, baseline.name)?;
             baseline.kernel_ms = kernels.ok().map(|kernels| kernels.kernel_ms);
         }
     }

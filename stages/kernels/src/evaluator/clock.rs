@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::lane::Lane;
-use super::runs::{FIRST_TRIAL, Measured, Runs, Step, is_clearly_larger, proceed};
+use super::runs::{Ended, FIRST_TRIAL, Measured, Runs, Step, is_clearly_larger};
+use crate::baseline::Baseline;
 use crate::compile::Built;
 use crate::gate::{Gate, Shared};
 use crate::profile::roofline::of_task;
@@ -29,12 +30,20 @@ pub struct Timing<'a> {
     pub built: &'a Built,
     /// Draws the inputs.
     pub seed: u64,
-    /// `eager`, `compile`, `autotune`.
-    pub baselines: &'a [String],
+    /// What to time beside it.
+    pub baselines: &'a [Baseline],
     /// At most so many trials.
     pub max_trials: u32,
     /// Of one run.
     pub limit: Duration,
+}
+
+/// How timing a candidate ended.
+pub enum Clocked {
+    /// With times.
+    Well(Performance),
+    /// Early.
+    Ended(Ended),
 }
 
 /// Times a candidate in a lane for clocks; without a gate nobody else is on the card.
@@ -43,12 +52,12 @@ pub fn time(lane: &mut Lane, gate: Option<&Gate>, timing: &Timing) -> Step<Perfo
     let shared = gate.map(Gate::share);
     let mut spent = ClockSeconds { wait: start.elapsed().as_secs_f64(), ..ClockSeconds::default() };
     let start = Instant::now();
-    let (layout, baselines, mut missing) = proceed!(prepare(lane, shared.as_ref(), timing));
+    let (layout, baselines, mut missing) = prepare(lane, shared.as_ref(), timing)?;
     spent.prepare = start.elapsed().as_secs_f64();
     let start = Instant::now();
     let names = baselines.clone();
     let mut runs = Runs::new(lane.sides()?, layout, baselines, (timing.limit, timing.max_trials), timing.seed);
-    proceed!(runs.draw_ahead(shared.as_ref()));
+    runs.draw_ahead(shared.as_ref())?;
     spent.ahead = start.elapsed().as_secs_f64();
     drop(shared);
     let start = Instant::now();
@@ -59,12 +68,12 @@ pub fn time(lane: &mut Lane, gate: Option<&Gate>, timing: &Timing) -> Step<Perfo
     let measured = runs.measure();
     let alone_s = start.elapsed().as_secs_f64();
     drop(alone);
-    let Measured { trials, kernel_ms } = proceed!(runs.judged(gate, measured));
+    let Measured { trials, kernel_ms } = runs.judged(gate, measured)?;
     if kernel_ms.is_none() {
         missing.insert(KERNEL_CLOCK.to_owned(), "CUPTI is not here, or did not see all of the work".to_owned());
     }
     let beside = Beside { kernel_ms, alone_s, clock_s: runs.spent };
-    Ok(Ok(performance(timing, &trials, &beside, &names, missing)))
+    Ok(performance(timing, &trials, &beside, &names, missing))
 }
 
 /// What is known besides the trials: another clock, and how long all of it took.
@@ -86,7 +95,7 @@ fn performance(
     timing: &Timing,
     trials: &Trials,
     beside: &Beside,
-    baselines: &[String],
+    baselines: &[Baseline],
     missing: BTreeMap<String, String>,
 ) -> Performance {
     let inside_ms = trials.candidate_ms().unwrap_or_default();
@@ -97,7 +106,7 @@ fn performance(
         let ms = trials.baseline_ms(index)?;
         Some(Compared { ms, speedup: ratio.estimate * scale, low: ratio.low * scale, high: ratio.high * scale })
     };
-    let each = baselines.iter().enumerate().filter_map(|(index, name)| Some((name.clone(), compared(index)?)));
+    let each = baselines.iter().enumerate().filter_map(|(index, name)| Some((*name, compared(index)?)));
     Performance {
         candidate_ms,
         kernel_ms: beside.kernel_ms,
@@ -117,26 +126,26 @@ fn roofline(timing: &Timing, candidate_ms: f64) -> Option<verdict::Roofline> {
     Some(verdict::Roofline { ms: limit.ms, bound: limit.bound, share: limit.share(candidate_ms) })
 }
 
-type Prepared = (Layout, Vec<String>, BTreeMap<String, String>);
+type Prepared = (Layout, Vec<Baseline>, BTreeMap<String, String>);
 
 fn prepare(lane: &mut Lane, shared: Option<&Shared>, timing: &Timing) -> Step<Prepared> {
     let give_way = || shared.into_iter().for_each(Shared::give_way);
     let reference = lane.reference()?;
-    let layout = proceed!(reference.begin(timing.task, timing.seed, timing.built.scratch_bytes, SETS));
+    let layout = reference.begin(timing.task, timing.seed, timing.built.scratch_bytes, SETS)??;
     let (mut baselines, mut missing) = (Vec::new(), BTreeMap::new());
     // A whole judgement's limits are what the quick ones under the clock go by.
     give_way();
-    proceed!(reference.draw(0, FIRST_TRIAL, 0, false));
+    reference.draw(0, FIRST_TRIAL, 0, false)??;
     for which in timing.baselines {
         give_way();
         // A new one compiles for seconds.
         let _aside = shared.map(Shared::step_aside);
-        match proceed!(reference.prepare(which, None)).error {
-            None => baselines.push(which.clone()),
-            Some(why) => drop(missing.insert(which.clone(), why)),
+        match reference.prepare(*which, None)??.error {
+            None => baselines.push(*which),
+            Some(why) => drop(missing.insert(which.to_string(), why)),
         }
     }
     give_way();
-    proceed!(lane.load(timing.built, &layout.arena, timing.limit));
-    Ok(Ok((layout, baselines, missing)))
+    lane.load(timing.built, &layout.arena, timing.limit)??;
+    Ok((layout, baselines, missing))
 }

@@ -1,15 +1,18 @@
 //! A verdict in the making.
 
+use super::clock::Clocked;
 use super::runs::Ended;
 use super::sanitize::Sanitized;
 use super::verify::{self, Checked};
+use crate::baseline::Baseline;
 use crate::candidate::Candidate;
 use crate::compile::{CompileFailure, Diagnostic};
 use crate::fault::Fault;
+use crate::judgement::TaskError;
 use crate::profile::trials::Interval;
-use crate::reference::{Task, TaskError};
+use crate::reference::Task;
 use crate::reward::{Cost, Judgement, Scheme, reward};
-use crate::verdict::{Failure, Outcome, Performance, SCHEMA, Seconds, Verdict};
+use crate::verdict::{Failure, Outcome, SCHEMA, Seconds, Verdict};
 
 /// A verdict that steps add to, one after another.
 pub struct Draft {
@@ -49,12 +52,12 @@ impl Draft {
 
     /// Adds what it is worth.
     pub fn finish(mut self, scheme: &Scheme, cost: &Cost) -> Verdict {
-        let side = |name: &str| {
-            let compared = self.verdict.performance.as_ref()?.baselines.get(name)?;
+        let side = |baseline: Baseline| {
+            let compared = self.verdict.performance.as_ref()?.baselines.get(&baseline)?;
             Some(Interval { estimate: compared.speedup, low: compared.low, high: compared.high })
         };
         let judgement = match self.verdict.outcome {
-            Outcome::Correct => Judgement::Correct { eager: side("eager"), compile: side("compile") },
+            Outcome::Correct => Judgement::Correct { eager: side(Baseline::Eager), compile: side(Baseline::Compile) },
             outcome if outcome.is_verdict() => Judgement::Incorrect,
             _ => Judgement::Unjudged,
         };
@@ -149,12 +152,12 @@ impl Draft {
     }
 
     /// Takes in times, or what timing found.
-    pub fn timed(&mut self, timed: Result<Performance, Ended>) {
+    pub fn timed(&mut self, timed: Clocked) {
         match timed {
-            Ok(performance) => self.verdict.performance = Some(performance),
-            Err(Ended::Fault(fault)) => self.set_fault(fault),
-            Err(Ended::Wrong(failure)) => self.set_failure(failure),
-            Err(Ended::Task(error)) => self.set_task_error(error),
+            Clocked::Well(performance) => self.verdict.performance = Some(performance),
+            Clocked::Ended(Ended::Fault(fault)) => self.set_fault(fault),
+            Clocked::Ended(Ended::Wrong(failure)) => self.set_failure(failure),
+            Clocked::Ended(Ended::Task(error)) => self.set_task_error(error),
         }
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::clock::{self, Timing};
+use super::clock::{self, Clocked, Timing};
 use super::draft::Draft;
 use super::lane::Lane;
-use super::runs::Ended;
+use super::runs::{Ended, Stop};
 use super::sanitize::{self, Sanitized};
 use super::seat::{Seat, Setback};
 use super::verify::{self, Check, Checked};
@@ -17,7 +17,7 @@ use crate::fault::EvaluatorError;
 use crate::gate::Shared;
 use crate::reference::{Described, Task};
 use crate::reward::Cost;
-use crate::verdict::{Compiled, Performance, Seconds, Verdict};
+use crate::verdict::{Compiled, Seconds, Verdict};
 
 /// Others end within their own limits.
 const LATE_PATIENCE: Duration = Duration::from_secs(600);
@@ -110,20 +110,22 @@ impl Job<'_> {
         described: &Described,
         built: &Built,
         seconds: &mut Seconds,
-    ) -> Result<Result<Performance, Ended>, Setback> {
+    ) -> Result<Clocked, Setback> {
         let start = Instant::now();
         let Settings { baselines, max_trials, limit, .. } = self.settings;
         let (task, seed) = (self.task, self.seed);
         let timing = Timing { task, described, built, seed, baselines, max_trials: *max_trials, limit: *limit };
         let timed = seat.clock(&task.digest(), |lane, gate| {
             let timed = clock::time(lane, gate, &timing);
-            tidy(lane, built, timed.is_err());
+            tidy(lane, built, matches!(timed, Err(Stop::Machine(_))));
             timed
         });
         seconds.profile = start.elapsed().as_secs_f64();
-        match timed? {
-            Err(Ended::Task(error)) if error.is_worth_another_try() => Err(Setback::Task(error)),
-            timed => Ok(timed),
+        match timed {
+            Err(Stop::Machine(error)) => Err(Setback::Machine(error)),
+            Err(Stop::Early(Ended::Task(error))) if error.is_worth_another_try() => Err(Setback::Task(error)),
+            Err(Stop::Early(ended)) => Ok(Clocked::Ended(ended)),
+            Ok(performance) => Ok(Clocked::Well(performance)),
         }
     }
 }

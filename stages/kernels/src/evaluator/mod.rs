@@ -27,17 +27,19 @@ use std::time::Duration;
 use self::draft::Draft;
 use self::judging::Job;
 use self::seat::{Card, Seat, Setback, settled};
+use crate::baseline::Baseline;
 use crate::candidate::Candidate;
 use crate::compile::Compiler;
 use crate::compile::host::HostToolchain;
 use crate::compile::toolkit::Toolkit;
 use crate::fault::EvaluatorError;
-use crate::reference::{Answered, Described, ReferenceServer, Task, TaskError};
+use crate::judgement::{TaskError, TaskErrorKind};
+use crate::reference::{Answered, Described, ReferenceServer, Task};
 use crate::reward::Scheme;
 use crate::runner::gpu::GpuRunners;
 use crate::verdict::Verdict;
 
-pub use self::baselines::{Baseline, Profiled, Wanted};
+pub use self::baselines::{Profiled, TimedBaseline, Wanted};
 pub(crate) use self::random::Choices;
 pub use self::random::secret;
 
@@ -80,7 +82,7 @@ pub struct Settings {
     /// Of one run of a candidate.
     pub limit: Duration,
     /// Baselines to time beside a correct candidate; empty takes no times.
-    pub baselines: Vec<String>,
+    pub baselines: Vec<Baseline>,
     /// At most so many trials.
     pub max_trials: u32,
     /// Whether correct candidates also run under compute-sanitizer.
@@ -110,8 +112,8 @@ pub const PROFILE_LANES: usize = 12;
 const MAX_DESCRIBED: usize = 10_000;
 
 /// Whether any of these baselines needs a compiler.
-pub fn compiles(baselines: &[String]) -> bool {
-    baselines.iter().any(|name| name != "eager")
+pub fn compiles(baselines: &[Baseline]) -> bool {
+    baselines.iter().any(|baseline| baseline.compiles())
 }
 
 impl Evaluator {
@@ -286,7 +288,7 @@ fn varied(described: Described) -> Result<Described, TaskError> {
         return Ok(described);
     }
     Err(TaskError {
-        kind: "unsupported".into(),
+        kind: TaskErrorKind::Unsupported,
         message: format!("every draw of get_inputs() gives the same values ({})", fixed.join(", ")),
         hint: Some("draw the inputs at random, so that no answer can be remembered".into()),
         line: None,

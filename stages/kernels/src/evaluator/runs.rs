@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use super::random::Choices;
 use super::verify::is_right;
+use crate::baseline::Baseline;
 use crate::fault::{EvaluatorError, Fault};
 use crate::gate::{Gate, Shared};
+use crate::judgement::{Judgement, TaskError};
 use crate::profile::trials::{Decision, EVENT_STEP_MS, Plan, Trials, median};
-use crate::reference::{DrawAhead, Layout, Reference, TaskError};
+use crate::reference::{DrawAhead, Layout, Reference};
 use crate::reward::FASTER;
 use crate::runner::Arguments;
 use crate::runner::gpu::GpuRunner;
@@ -81,30 +83,35 @@ pub enum Ended {
     Task(TaskError),
 }
 
-impl From<Fault> for Ended {
+/// Why a step has no result.
+#[derive(Debug)]
+pub enum Stop {
+    /// The runs ended early, which says something of the candidate or of the task.
+    Early(Ended),
+    /// The machine failed, which says nothing.
+    Machine(EvaluatorError),
+}
+
+impl From<Fault> for Stop {
     fn from(fault: Fault) -> Self {
-        Self::Fault(fault)
+        Self::Early(Ended::Fault(fault))
     }
 }
 
-impl From<TaskError> for Ended {
+impl From<TaskError> for Stop {
     fn from(error: TaskError) -> Self {
-        Self::Task(error)
+        Self::Early(Ended::Task(error))
     }
 }
 
-/// A step that may end the timing early.
-pub type Step<T> = Result<Result<T, Ended>, EvaluatorError>;
-
-macro_rules! proceed {
-    ($step:expr) => {
-        match $step? {
-            Ok(value) => value,
-            Err(ended) => return Ok(Err(ended.into())),
-        }
-    };
+impl From<EvaluatorError> for Stop {
+    fn from(error: EvaluatorError) -> Self {
+        Self::Machine(error)
+    }
 }
-pub(super) use proceed;
+
+/// A step of taking times.
+pub type Step<T> = Result<T, Stop>;
 
 /// What the runs gave.
 pub struct Measured {
@@ -119,7 +126,7 @@ pub struct Runs<'a, C> {
     reference: &'a mut Reference,
     candidate: &'a mut C,
     layout: Layout,
-    baselines: Vec<String>,
+    baselines: Vec<Baseline>,
     limit: Duration,
     plan: Plan,
     choices: Choices,
@@ -140,7 +147,7 @@ impl<'a, C: Timed> Runs<'a, C> {
     pub fn new(
         (reference, candidate): (&'a mut Reference, &'a mut C),
         layout: Layout,
-        baselines: Vec<String>,
+        baselines: Vec<Baseline>,
         (limit, max_trials): (Duration, u32),
         seed: u64,
     ) -> Self {
@@ -169,22 +176,22 @@ impl<'a, C: Timed> Runs<'a, C> {
             let drawn = match self.reference.draw_ahead(some)? {
                 Ok(drawn) => drawn,
                 Err(error) if error.is_memory() => 0,
-                Err(error) => return Ok(Err(error.into())),
+                Err(error) => return Err(error.into()),
             };
             self.drawn_ahead += drawn as u32;
             if drawn < some.len() {
                 break;
             }
         }
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// All runs; nobody else may be on the card.
     pub fn measure(&mut self) -> Step<Measured> {
         let measured = self.trials_and_kernels();
-        if let (Ok(Ok(_)), Some(trial)) = (&measured, self.in_set.take()) {
+        if let (Ok(_), Some(trial)) = (&measured, self.in_set.take()) {
             let start = Instant::now();
-            proceed!(self.reference.keep(number(trial)));
+            self.reference.keep(number(trial))??;
             self.kept.push(trial);
             self.spent.fill += start.elapsed().as_secs_f64();
         }
@@ -194,12 +201,16 @@ impl<'a, C: Timed> Runs<'a, C> {
     /// What the runs gave, once what was kept is judged, beside others. A result that is wrong came before whatever ended
     /// the runs.
     pub fn judged(&mut self, gate: Option<&Gate>, measured: Step<Measured>) -> Step<Measured> {
-        let measured = measured?;
         // A task whose process has ended can't judge either.
-        if measured.is_ok() || self.reference.is_usable() {
-            proceed!(self.judge_kept(gate));
+        let may_judge = match &measured {
+            Ok(_) => true,
+            Err(Stop::Early(_)) => self.reference.is_usable(),
+            Err(Stop::Machine(_)) => false,
+        };
+        if may_judge {
+            self.judge_kept(gate)?;
         }
-        Ok(measured)
+        measured
     }
 
     fn judge_kept(&mut self, gate: Option<&Gate>) -> Step<()> {
@@ -210,44 +221,46 @@ impl<'a, C: Timed> Runs<'a, C> {
         for some in std::mem::take(&mut self.kept).chunks(AT_ONCE) {
             shared.iter().for_each(Shared::give_way);
             let trials: Vec<u32> = some.iter().copied().map(number).collect();
-            let judged = proceed!(self.reference.judge_kept(&trials));
+            let judged = self.reference.judge_kept(&trials)??;
             if judged.len() != some.len() {
-                return Err(EvaluatorError::new(format!("{} of {} runs were judged", judged.len(), some.len())));
+                return Err(EvaluatorError::new(format!("{} of {} runs were judged", judged.len(), some.len())).into());
             }
             if let Some((trial, judgement)) = some.iter().zip(judged).find(|(_, judgement)| !is_right(judgement)) {
-                return Ok(Err(wrong(*trial, judgement)));
+                return Err(wrong(*trial, judgement));
             }
         }
         self.spent.after += start.elapsed().as_secs_f64();
-        Ok(Ok(()))
+        Ok(())
     }
 
     fn trials_and_kernels(&mut self) -> Step<Measured> {
-        let trials = proceed!(self.trials());
+        let trials = self.trials()?;
         let inside_ms = trials.candidate_ms().unwrap_or_default();
-        let kernel_ms = proceed!(self.kernel_ms(trials.count() as u32 + WARM_UP, inside_ms));
-        Ok(Ok(Measured { trials, kernel_ms }))
+        let kernel_ms = self.kernel_ms(trials.count() as u32 + WARM_UP, inside_ms)?;
+        Ok(Measured { trials, kernel_ms })
     }
 
     fn trials(&mut self) -> Step<Trials> {
         let mut trials = Trials::new(self.baselines.len(), EVENT_STEP_MS);
         for trial in 0..u32::MAX {
-            let (candidate, baselines) = proceed!(self.trial(trial));
+            let (candidate, baselines) = self.trial(trial)?;
             if trial < WARM_UP {
                 continue;
             }
             if !trials.push(candidate, &baselines) {
-                return Err(EvaluatorError::new(format!("the clock gave {candidate} ms beside {baselines:?} ms")));
+                return Err(
+                    EvaluatorError::new(format!("the clock gave {candidate} ms beside {baselines:?} ms")).into()
+                );
             }
             if trials.decide(&self.plan) == Decision::Enough {
                 break;
             }
         }
-        Ok(Ok(trials))
+        Ok(trials)
     }
 
     fn trial(&mut self, trial: u32) -> Step<(f64, Vec<f64>)> {
-        let set = proceed!(self.fill(trial));
+        let set = self.fill(trial)?;
         let mut order: Vec<usize> = (0..=self.baselines.len()).collect();
         self.choices.shuffle(&mut order);
         let (mut candidate, mut baselines) = (0.0, vec![0.0; self.baselines.len()]);
@@ -255,7 +268,7 @@ impl<'a, C: Timed> Runs<'a, C> {
         while let Some(side) = order.next() {
             let start = Instant::now();
             let Some(first) = side.checked_sub(1) else {
-                candidate = proceed!(self.candidate.time(&self.layout.sets[set], self.limit));
+                candidate = self.candidate.time(&self.layout.sets[set], self.limit)??;
                 self.spent.run += start.elapsed().as_secs_f64();
                 continue;
             };
@@ -264,13 +277,13 @@ impl<'a, C: Timed> Runs<'a, C> {
             while let Some(next) = order.next_if(|side| *side > 0) {
                 some.push(next - 1);
             }
-            let names: Vec<&str> = some.iter().map(|index| self.baselines[*index].as_str()).collect();
-            let times = proceed!(self.reference.time(&names, set));
+            let names: Vec<Baseline> = some.iter().map(|index| self.baselines[*index]).collect();
+            let times = self.reference.time(&names, set)??;
             some.into_iter().zip(times).for_each(|(index, ms)| baselines[index] = ms);
             self.spent.baselines += start.elapsed().as_secs_f64();
         }
-        proceed!(self.judge(trial, set));
-        Ok(Ok((candidate, baselines)))
+        self.judge(trial, set)?;
+        Ok((candidate, baselines))
     }
 
     /// Which poison a run gets, and whether its result is judged as a whole, which is drawn.
@@ -284,35 +297,35 @@ impl<'a, C: Timed> Runs<'a, C> {
         let set = trial as usize % self.layout.sets.len();
         let (before, start) = (self.in_set.take(), Instant::now());
         if trial < self.drawn_ahead {
-            proceed!(self.reference.place(number(trial), set, before.map(number)));
+            self.reference.place(number(trial), set, before.map(number))??;
             self.in_set = Some(trial);
         } else if let Some(before) = before {
-            proceed!(self.reference.keep(number(before)));
+            self.reference.keep(number(before))??;
         }
         self.kept.extend(before);
         self.spent.fill += start.elapsed().as_secs_f64();
         if trial >= self.drawn_ahead {
             let (start, draw) = (Instant::now(), self.choose(trial));
             match draw.quick {
-                true => proceed!(self.reference.draw_quickly(set, draw.trial, draw.pattern)),
-                false => proceed!(self.reference.draw(set, draw.trial, draw.pattern, false)),
+                true => self.reference.draw_quickly(set, draw.trial, draw.pattern)??,
+                false => self.reference.draw(set, draw.trial, draw.pattern, false)??,
             }
             self.spent.draw += start.elapsed().as_secs_f64();
         }
-        Ok(Ok(set))
+        Ok(set)
     }
 
     /// Judges what a run left in its set, unless it will be copied from there.
     fn judge(&mut self, trial: u32, set: usize) -> Step<()> {
         if self.in_set == Some(trial) {
-            return Ok(Ok(()));
+            return Ok(());
         }
         let start = Instant::now();
-        let judgement = proceed!(self.reference.judge(set));
+        let judgement = self.reference.judge(set)??;
         self.spent.judge += start.elapsed().as_secs_f64();
         match is_right(&judgement) {
-            true => Ok(Ok(())),
-            false => Ok(Err(wrong(trial, judgement))),
+            true => Ok(()),
+            false => Err(wrong(trial, judgement)),
         }
     }
 
@@ -321,18 +334,18 @@ impl<'a, C: Timed> Runs<'a, C> {
     fn kernel_ms(&mut self, first_trial: u32, inside_ms: f64) -> Step<Option<f64>> {
         let mut sums = Vec::new();
         for trial in (first_trial..).take(LOOKS) {
-            let set = proceed!(self.fill(trial));
+            let set = self.fill(trial)?;
             let start = Instant::now();
-            let sum = proceed!(self.candidate.activity(&self.layout.sets[set], self.limit));
+            let sum = self.candidate.activity(&self.layout.sets[set], self.limit)??;
             self.spent.kernels += start.elapsed().as_secs_f64();
-            proceed!(self.judge(trial, set));
-            let Some(sum) = sum else { return Ok(Ok(None)) };
+            self.judge(trial, set)?;
+            let Some(sum) = sum else { return Ok(None) };
             sums.push(sum);
             if sums.iter().all(|sum| !is_clearly_larger(*sum, inside_ms)) {
                 break;
             }
         }
-        Ok(Ok(median(&sums)))
+        Ok(median(&sums))
     }
 }
 
@@ -341,8 +354,8 @@ fn number(trial: u32) -> u32 {
     FIRST_TRIAL + 1 + trial
 }
 
-fn wrong(trial: u32, judgement: crate::reference::Judgement) -> Ended {
-    Ended::Wrong(Failure { input: trial + 1, timed: true, judgement })
+fn wrong(trial: u32, judgement: Judgement) -> Stop {
+    Stop::Early(Ended::Wrong(Failure { input: trial + 1, timed: true, judgement }))
 }
 
 /// Whether the kernels' sum says more than the time between two events, and not the same by another clock.

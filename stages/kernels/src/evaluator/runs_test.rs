@@ -122,7 +122,7 @@ impl<F: FnMut(&Turn) -> Result<(), Fault>> Timed for Played<F> {
 /// How the clock is set.
 #[derive(Clone, Copy)]
 struct Set {
-    baselines: &'static [&'static str],
+    baselines: &'static [Baseline],
     max_trials: u32,
     /// At most so many runs are drawn ahead.
     ahead: u32,
@@ -141,9 +141,9 @@ struct Done {
 impl Done {
     /// The number of the first wrong run, from 0.
     fn wrong(&self) -> Option<u32> {
-        match self.ended.as_ref().unwrap() {
+        match &self.ended {
             Ok(_) => None,
-            Err(Ended::Wrong(failure)) => {
+            Err(Stop::Early(Ended::Wrong(failure))) => {
                 assert!(failure.timed);
                 Some(failure.input - 1)
             }
@@ -152,7 +152,7 @@ impl Done {
     }
 
     fn measured(&self) -> &Measured {
-        self.ended.as_ref().unwrap().as_ref().unwrap()
+        self.ended.as_ref().unwrap()
     }
 }
 
@@ -168,10 +168,10 @@ fn play(set: Set, play: impl FnMut(&Turn) -> Result<(), Fault>) -> Done {
     let sets = layout.sets.iter().map(Arguments::spans).collect();
     let mut candidate =
         Played { arena, process: Pid::from_raw(process), sets, seen: Vec::new(), has_cupti: set.has_cupti, play };
-    let names = set.baselines.iter().map(|name| name.to_string()).collect();
+    let names = set.baselines.to_vec();
     let limits = (Duration::from_secs(60), set.max_trials);
     let mut runs = Runs::new((&mut reference, &mut candidate), layout, names, limits, set.seed);
-    runs.draw_ahead(None).unwrap().unwrap();
+    runs.draw_ahead(None).unwrap();
     runs.drawn_ahead = runs.drawn_ahead.min(set.ahead);
     let gate = Gate::new(1, None);
     let alone = gate.alone();
@@ -310,7 +310,7 @@ fn a_changed_input_and_a_byte_beside_an_output_are_found_in_what_was_kept() {
             Ok(())
         });
         assert_eq!(done.wrong(), Some(6));
-        let Ok(Err(Ended::Wrong(failure))) = done.ended else { unreachable!() };
+        let Err(Stop::Early(Ended::Wrong(failure))) = done.ended else { unreachable!() };
         assert_eq!(failure.judgement.inputs_changed.len(), usize::from(!is_before));
         assert_eq!(failure.judgement.red_zones.is_empty(), !is_before);
     }
@@ -327,7 +327,7 @@ fn a_wrong_result_counts_before_a_fault_that_came_later() {
         });
         match expected {
             Some(number) => assert_eq!(done.wrong(), Some(number)),
-            None => assert!(matches!(done.ended, Ok(Err(Ended::Fault(_))))),
+            None => assert!(matches!(done.ended, Err(Stop::Early(Ended::Fault(_))))),
         }
     }
 }
@@ -348,7 +348,7 @@ fn a_reference_that_dies_between_two_runs_is_an_error_and_no_verdict() {
 #[test]
 fn baselines_take_part_in_each_trial_and_more_trials_are_drawn_in_between() {
     // Eager's wall time varies by more than can be known in so few trials, or doesn't: both ends are right.
-    for baselines in [&["eager"][..], &["eager", "eager"]] {
+    for baselines in [&[Baseline::Eager][..], &[Baseline::Eager, Baseline::Eager]] {
         let done = play(Set { baselines, max_trials: 22, ..USUAL }, honest);
         let trials = done.measured().trials.count();
         assert!([10, 15, 22].contains(&trials));

@@ -13,7 +13,8 @@ use super::memory::Memory;
 use super::pool::{Lent, Pool};
 use crate::fault::EvaluatorError;
 use crate::gate::{Alone, Gate, Shared};
-use crate::reference::{Answered, Purpose, ReferenceServer, TaskError};
+use crate::judgement::TaskError;
+use crate::reference::{Answered, Purpose, ReferenceServer};
 use crate::runner::gpu::GpuRunners;
 
 /// While one clock runs, the next ones prepare.

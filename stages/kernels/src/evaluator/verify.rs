@@ -7,7 +7,8 @@ use super::random::Choices;
 use crate::compile::Built;
 use crate::fault::{EvaluatorError, Fault, FaultKind};
 use crate::gate::{First, Shared};
-use crate::reference::{Judgement, OutputJudgement, Task, TaskError};
+use crate::judgement::{Defect, Judgement, OutputJudgement, TaskError};
+use crate::reference::Task;
 use crate::runner::cpu::Span;
 use crate::runner::gpu::GpuRunner;
 use crate::verdict::{Failure, Outcome};
@@ -169,7 +170,7 @@ pub fn summary(failure: &Failure) -> String {
         OutputJudgement { nonfinite: count @ 1.., .. } => {
             format!("{count} of {total} elements of {name} are infinite or NaN where the reference is finite")
         }
-        OutputJudgement { reason: Some(reason), .. } if reason == "zeros" => format!("{name} is all zeros"),
+        OutputJudgement { reason: Some(Defect::Zeros), .. } => format!("{name} is all zeros"),
         OutputJudgement { mismatched: 0, .. } => format!("{name} is less precise than the policy allows"),
         OutputJudgement { mismatched, .. } => format!("{mismatched} of {total} elements of {name} are wrong"),
     }

@@ -22,11 +22,13 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::baseline::Baseline;
 use crate::candidate::{Candidate, Format, without_byte_order_mark};
 use crate::evaluator::{Evaluator, Profiled, Settings, Wanted, secret};
 use crate::fault::EvaluatorError;
 use crate::header;
-use crate::reference::{Answered, Policy, Protocol, Task, TaskError};
+use crate::judgement::TaskError;
+use crate::reference::{Answered, Policy, Protocol, Task};
 use crate::reward::Scheme;
 use crate::verdict::{Outcome, Verdict};
 
@@ -100,7 +102,7 @@ impl Rules {
             settings: Settings {
                 inputs: 5,
                 limit: std::time::Duration::from_secs(5),
-                baselines: vec!["eager".into(), "compile".into()],
+                baselines: vec![Baseline::Eager, Baseline::Compile],
                 max_trials: 100,
                 sanitizer: false,
                 reward: Scheme::Milestone,
@@ -159,15 +161,16 @@ impl Judged {
 impl From<&Verdict> for Judged {
     fn from(verdict: &Verdict) -> Self {
         let performance = verdict.performance.as_ref();
-        let speedup = |name| performance.and_then(|it| it.baselines.get(name)).map(|compared| compared.speedup);
+        let speedup =
+            |baseline| performance.and_then(|it| it.baselines.get(&baseline)).map(|compared| compared.speedup);
         let without = Verdict { reward: None, ..verdict.clone() };
         Self {
             outcome: verdict.outcome,
             message: verdict.message.clone(),
             report: without.to_string().trim_end().to_owned(),
             reward: verdict.reward,
-            speedup_eager: speedup("eager"),
-            speedup_compile: speedup("compile"),
+            speedup_eager: speedup(Baseline::Eager),
+            speedup_compile: speedup(Baseline::Compile),
             seconds: 0.0,
         }
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::*;
+use crate::judgement::TaskErrorKind;
 
 /// Counts what it is asked. What it answers follows from the candidate's text.
 #[derive(Default)]
@@ -14,16 +15,16 @@ struct Counting {
     described: AtomicUsize,
 }
 
-fn error_of(message: &str, kind: &str) -> TaskError {
-    TaskError { kind: kind.into(), message: message.into(), hint: None, line: None }
+fn error_of(message: &str, kind: TaskErrorKind) -> TaskError {
+    TaskError { kind, message: message.into(), hint: None, line: None }
 }
 
 impl Bench for Counting {
     fn describe(&self, task: &Task) -> Answered<Contract> {
         self.described.fetch_add(1, Ordering::SeqCst);
         Ok(match task.code.as_str() {
-            "broken" => Err(TaskError { line: Some(3), ..error_of("no class Model", "task") }),
-            "large" => Err(error_of("it takes 90 GiB", "memory")),
+            "broken" => Err(TaskError { line: Some(3), ..error_of("no class Model", TaskErrorKind::Task) }),
+            "large" => Err(error_of("it takes 90 GiB", TaskErrorKind::Memory)),
             _ => Ok(Contract { header: "h".into(), parameters: "p".into() }),
         })
     }

@@ -7,6 +7,7 @@ use cuda_agent_protocol::{Event, Program, ProgramError, Request, RowInput, RowRe
 use serde_json::{Map, Value, json};
 
 use super::{evaluator, flag, number, seconds, template};
+use crate::baseline::Baseline;
 use crate::candidate::{Candidate, without_byte_order_mark};
 use crate::compile::KernelResources;
 use crate::evaluator::{Evaluator, Settings, VERDICT_LANES, secret};
@@ -52,8 +53,8 @@ fn summary(told: &BTreeMap<String, usize>) -> Event {
 pub(super) fn settings(request: &Request) -> Result<Settings, ProgramError> {
     let mut baselines = Vec::new();
     if flag(request, "timing") {
-        baselines.push("eager".to_owned());
-        baselines.extend(flag(request, "compile").then(|| "compile".to_owned()));
+        baselines.push(Baseline::Eager);
+        baselines.extend(flag(request, "compile").then_some(Baseline::Compile));
     }
     Ok(Settings {
         inputs: number(request, "inputs") as u32,
@@ -121,7 +122,7 @@ fn finished(
 
 fn columns(verdict: &Verdict) -> Map<String, Value> {
     let performance = verdict.performance.as_ref();
-    let side = |name: &str| performance.and_then(|performance| performance.baselines.get(name)).copied();
+    let side = |baseline| performance.and_then(|performance| performance.baselines.get(&baseline)).copied();
     let kernels = verdict.compiled.as_ref().map_or(&[][..], |compiled| &compiled.kernels);
     let most = |of: fn(&KernelResources) -> u32| kernels.iter().map(of).max();
     let mut row = json!({
@@ -139,7 +140,7 @@ fn columns(verdict: &Verdict) -> Map<String, Value> {
         "verdict": serde_json::to_string(verdict).expect("plain data"),
     });
     let row = row.as_object_mut().expect("it is one");
-    for (name, compared) in [("eager", side("eager")), ("compile", side("compile"))] {
+    for (name, compared) in [Baseline::Eager, Baseline::Compile].map(|baseline| (baseline, side(baseline))) {
         let mut put = |column: String, value: fn(Compared) -> f64| row.insert(column, json!(compared.map(value)));
         put(format!("{name}_ms"), |compared| compared.ms);
         put(format!("speedup_{name}"), |compared| compared.speedup);

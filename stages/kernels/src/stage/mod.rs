@@ -12,6 +12,7 @@ use std::time::Duration;
 use cuda_agent_protocol::{ProgramError, Request};
 use serde_json::Value;
 
+use crate::baseline::Baseline;
 use crate::evaluator::{Device, Evaluator, Setup, compiles};
 use crate::fault::EvaluatorError;
 use crate::reference::{Policy, Protocol, Task};
@@ -28,7 +29,7 @@ fn evaluator(
     request: &Request,
     step_limit: Duration,
     lanes: usize,
-    baselines: &[String],
+    baselines: &[Baseline],
 ) -> Result<Evaluator, ProgramError> {
     evaluator_on(request, device(request)?, step_limit, lanes, compiles(baselines))
 }

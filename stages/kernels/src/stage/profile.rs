@@ -6,8 +6,9 @@ use cuda_agent_protocol::{Program, ProgramError, Request, RowInput, RowResult, R
 use serde_json::{Map, Value, json};
 
 use super::{evaluator, flag, number, seconds, template};
+use crate::baseline::Baseline;
 use crate::candidate::without_byte_order_mark;
-use crate::evaluator::{Baseline, Evaluator, PROFILE_LANES, Profiled, Wanted, secret};
+use crate::evaluator::{Evaluator, PROFILE_LANES, Profiled, TimedBaseline, Wanted, secret};
 use crate::fault::EvaluatorError;
 use crate::profile::roofline;
 use crate::reference::{Answered, Task};
@@ -26,7 +27,7 @@ pub fn main() -> u8 {
 const LEAST_TRIALS: u32 = 6;
 
 struct Choice {
-    baselines: Vec<String>,
+    baselines: Vec<Baseline>,
     trials: u32,
     screen: bool,
     kernel_times: bool,
@@ -42,10 +43,10 @@ impl Choice {
                 hint: Some("`trials: 0` takes no times".into()),
             });
         }
-        let others = ["compile", "autotune"].into_iter().filter(|name| flag(request, name));
-        let baselines = ["eager"].into_iter().chain(others).filter(|_| trials > 0);
+        let others = [Baseline::Compile, Baseline::Autotune].into_iter().filter(|name| flag(request, name.word()));
+        let baselines = [Baseline::Eager].into_iter().chain(others).filter(|_| trials > 0);
         Ok(Self {
-            baselines: baselines.map(str::to_owned).collect(),
+            baselines: baselines.collect(),
             trials,
             screen: flag(request, "screen"),
             kernel_times: flag(request, "kernel_times"),
@@ -126,15 +127,15 @@ fn columns(task: &Task, profiled: &Profiled, trials: u32) -> Map<String, Value> 
     columns
 }
 
-fn times(baseline: &Baseline) -> Map<String, Value> {
-    let name = &baseline.name;
+fn times(baseline: &TimedBaseline) -> Map<String, Value> {
+    let name = baseline.name;
     let mut columns = object(json!({
         format!("profile_{name}_ms"): baseline.ms.map(|ms| ms.estimate),
         format!("profile_{name}_low_ms"): baseline.ms.map(|ms| ms.low),
         format!("profile_{name}_high_ms"): baseline.ms.map(|ms| ms.high),
         format!("profile_{name}_kernel_ms"): baseline.kernel_ms,
     }));
-    if name != "eager" {
+    if name != Baseline::Eager {
         columns.insert(format!("profile_{name}_s"), json!(baseline.prepared.seconds));
     }
     if let Some(why) = &baseline.prepared.error {
