@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::progress::because;
 use crate::project::Project;
-use crate::run::named_stages;
+use crate::run::{Chosen, named_stages};
 use crate::{CliError, Exit, print, print_json, secrets};
 
 /// Options of `plan`.
@@ -76,12 +76,8 @@ async fn planned(planner: &Planner<'_>, graph: &Graph, selected: &[bool]) -> Res
 
 /// Says what `run` would do.
 pub async fn plan(project: &Project, options: Options) -> Result<Exit, CliError> {
-    let (file, patterns) = project.targets(&options.targets)?;
-    let ahead = project.look_ahead(&file);
-    let pipeline = project.pipeline(&file)?;
-    let graph = Graph::new(&pipeline);
-    let selected = graph.select(&pipeline, &patterns)?;
-    let refresh = named_stages(&pipeline, &options.refresh)?;
+    let Chosen { ahead, pipeline, graph, selected, refresh, .. } =
+        Chosen::read(project, &options.targets, &options.refresh)?;
     let (store, host) = (project.existing_store()?.with(ahead), project.host());
     let planner = Planner::new(&pipeline, &project.catalog, &store, &host, &project.folders, &refresh);
     let plans = planned(&planner, &graph, &selected).await?;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use cuda_agent_engine::plan::graph::Graph;
 use cuda_agent_engine::schedule;
 use cuda_agent_engine::spec::Pipeline;
 use cuda_agent_engine::store::Store;
+use cuda_agent_engine::store::ahead::Ahead;
 use tokio::sync::mpsc;
 
 use crate::progress::{Bars, JsonLines, Lines};
@@ -55,14 +57,39 @@ pub fn named_stages(pipeline: &Pipeline, names: &[String]) -> Result<BTreeSet<us
     Ok(found)
 }
 
+/// What a command line asks for: a pipeline, and stages of it.
+pub struct Chosen {
+    /// The pipeline's file.
+    pub file: PathBuf,
+    /// A look at what the last run had, begun before the file is read.
+    pub ahead: Option<Arc<Ahead>>,
+    /// The pipeline.
+    pub pipeline: Pipeline,
+    /// Its stages and what they need of each other.
+    pub graph: Graph,
+    /// Which stages take part, by place.
+    pub selected: Vec<bool>,
+    /// Those to execute whatever the store has.
+    pub refresh: BTreeSet<usize>,
+}
+
+impl Chosen {
+    /// Reads what `targets` name, and of it the stages that `refresh` names.
+    pub fn read(project: &Project, targets: &[String], refresh: &[String]) -> Result<Self, CliError> {
+        let (file, patterns) = project.targets(targets)?;
+        let ahead = project.look_ahead(&file);
+        let pipeline = project.pipeline(&file)?;
+        let graph = Graph::new(&pipeline);
+        let selected = graph.select(&pipeline, &patterns)?;
+        let refresh = named_stages(&pipeline, refresh)?;
+        Ok(Self { file, ahead, pipeline, graph, selected, refresh })
+    }
+}
+
 /// Runs a pipeline.
 pub async fn run(project: &Project, options: Options) -> Result<Exit, CliError> {
-    let (file, patterns) = project.targets(&options.targets)?;
-    let ahead = project.look_ahead(&file);
-    let pipeline = project.pipeline(&file)?;
-    let graph = Graph::new(&pipeline);
-    let selected = graph.select(&pipeline, &patterns)?;
-    let refresh = named_stages(&pipeline, &options.refresh)?;
+    let Chosen { file, ahead, pipeline, graph, selected, refresh } =
+        Chosen::read(project, &options.targets, &options.refresh)?;
     let values = Secrets::read(&pipeline);
     let (store, host) = (project.shared_store().await?.with(ahead), project.host());
     project.remember(&file);

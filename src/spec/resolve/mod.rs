@@ -509,20 +509,5 @@ struct CellRead {
 
 /// Stands where a kind couldn't be found; the pipeline is refused, so nobody sees it.
 fn unknown_kind() -> Arc<Manifest> {
-    Arc::new(Manifest {
-        name: String::new(),
-        version: String::new(),
-        summary: String::new(),
-        inputs: BTreeMap::new(),
-        outputs: BTreeMap::new(),
-        params: BTreeMap::new(),
-        resources: Resources::default(),
-        env: Vec::new(),
-        toolchain: Default::default(),
-        determinism: Default::default(),
-        by_row: None,
-        checkpoints: false,
-        run: Vec::new(),
-        sources: Vec::new(),
-    })
+    Arc::new(Manifest::default())
 }

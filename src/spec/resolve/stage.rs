@@ -219,18 +219,10 @@ impl Reader<'_> {
         Manifest {
             name: "run".to_owned(),
             version: "1.0.0".to_owned(),
-            summary: String::new(),
-            inputs: BTreeMap::new(),
             outputs: self.run_outputs(outputs),
-            params: BTreeMap::new(),
             resources,
-            env: Vec::new(),
-            toolchain: Default::default(),
-            determinism: Default::default(),
-            by_row: None,
-            checkpoints: false,
-            run: Vec::new(),
             sources: self.files(files),
+            ..Manifest::default()
         }
     }
 

@@ -16,10 +16,13 @@ use serde_json::{Map, Value};
 
 use crate::episode::{Assignment, EpisodeError, Rules, Stage};
 use crate::phases::Phases;
+use crate::policy::anthropic::Messages;
 use crate::policy::endpoint::Endpoint;
 use crate::policy::http::Client;
+use crate::policy::openai::{ByTokens, Chat};
 use crate::policy::sampler::{self, Sampler};
 use crate::policy::scripted::Scripted;
+use crate::policy::served::{Served, Server, Settings};
 use crate::policy::{Policy, PolicyError, Sampling, anthropic, openai};
 use crate::prompts::Prompts;
 use crate::trajectory::{Ending, Trajectory};
@@ -230,7 +233,7 @@ fn is_local(request: &Request) -> bool {
 
 fn policy(request: &Request) -> Result<Box<dyn Policy>, ProgramError> {
     let mismatch = |message: &str, hint: &str| Err(PolicyError::params(message, hint).into());
-    let settings = openai::Settings { model: parameter(request, "model")?, body: parameter(request, "body")? };
+    let settings = Settings { model: parameter(request, "model")?, body: parameter(request, "body")? };
     let api: String = parameter(request, "api")?;
     match (api.as_str(), input(request, "model")) {
         ("local", Some(model)) => {
@@ -259,7 +262,7 @@ fn local(model: &InputFile, context: u32, slots: u32) -> Result<Sampler, PolicyE
 }
 
 /// A policy behind `LLM_ENDPOINT`.
-fn served(api: &str, settings: openai::Settings) -> Result<Box<dyn Policy>, ProgramError> {
+fn served(api: &str, settings: Settings) -> Result<Box<dyn Policy>, ProgramError> {
     refuse_fields(&settings.body)?;
     let text = std::env::var("LLM_ENDPOINT").unwrap_or_default();
     if text.trim() == REPLAY_ONLY {
@@ -269,16 +272,15 @@ fn served(api: &str, settings: openai::Settings) -> Result<Box<dyn Policy>, Prog
         return Err(PolicyError::params(message, hint).into());
     }
     let key = std::env::var("LLM_API_KEY").ok().map(|key| key.trim().to_owned()).filter(|key| !key.is_empty());
-    let client = |own: &str, headers: fn(Option<&str>) -> Vec<(&'static str, String)>| {
+    let server = |own: &str, headers: fn(Option<&str>) -> Vec<(&'static str, String)>| {
         let endpoint = Endpoint::parse(&text, own)?;
-        Ok::<_, PolicyError>(Client::new(endpoint, headers(key.as_deref()), key.clone()))
+        let client = Client::new(endpoint, headers(key.as_deref()), key.clone());
+        Ok::<_, PolicyError>(Server { client, settings })
     };
     Ok(match api {
-        "anthropic" => {
-            Box::new(anthropic::Messages { client: client(anthropic::OWN_URL, anthropic::headers)?, settings })
-        }
-        "openai-tokens" => Box::new(openai::ByTokens { client: client(openai::OWN_URL, openai::headers)?, settings }),
-        _ => Box::new(openai::Chat { client: client(openai::OWN_URL, openai::headers)?, settings }),
+        "anthropic" => Box::new(Served { format: Messages, server: server(anthropic::OWN_URL, anthropic::headers)? }),
+        "openai-tokens" => Box::new(Served { format: ByTokens, server: server(openai::OWN_URL, openai::headers)? }),
+        _ => Box::new(Served { format: Chat, server: server(openai::OWN_URL, openai::headers)? }),
     })
 }
 

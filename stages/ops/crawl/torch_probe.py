@@ -6,7 +6,7 @@ training and evaluation mode, twice in a row, and for each sample of the batch o
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn as nn
@@ -146,6 +146,23 @@ def stream(usage: dict[str, Any], shape: tuple[int, ...], domain: str, seed: int
     return fill("randn", shape, seed)
 
 
+class Ran(NamedTuple):
+    """An operator that ran once at a shape: with what, and what it gave."""
+
+    usage: dict[str, Any]
+    shape: tuple[int, ...]
+    domain: str
+    instance: Instance
+    first: torch.Tensor
+    operands: dict[str, torch.Tensor]
+    out: torch.Tensor
+
+    def by_sample(self, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The operands, those changed that have a part for each sample of the stream."""
+        batch = self.shape[:1]
+        return {name: change(value) if value.shape[:1] == batch else value for name, value in self.operands.items()}
+
+
 def check(usage: dict[str, Any], shape: tuple[int, ...], domain: str) -> None:
     """Everything that one operator has to satisfy at one shape."""
     instance = Instance(usage, shape)
@@ -153,11 +170,9 @@ def check(usage: dict[str, Any], shape: tuple[int, ...], domain: str) -> None:
     operands = instance.operands(shape, 5)
     out = instance(first, operands)
     require_tensor(out, first, shape)
-    require_meaning(out, first, instance, operands, usage, shape, domain)
-    require_repeatable(out, first, instance, operands)
-    require_batch(out, first, instance, operands, shape)
-    require_order(out, first, instance, operands, shape)
-    require_meta(out, usage, shape, first, operands)
+    ran = Ran(usage, shape, domain, instance, first, operands, out)
+    for require in (require_meaning, require_repeatable, require_batch, require_order, require_meta):
+        require(ran)
 
 
 def require_tensor(out: Any, first: torch.Tensor, shape: tuple[int, ...]) -> None:
@@ -173,90 +188,56 @@ def require_tensor(out: Any, first: torch.Tensor, shape: tuple[int, ...]) -> Non
         raise Rejected("not finite", "its output is not finite for ordinary inputs")
 
 
-def require_meaning(
-    out: torch.Tensor,
-    first: torch.Tensor,
-    instance: Instance,
-    operands: dict[str, torch.Tensor],
-    usage: dict[str, Any],
-    shape: tuple[int, ...],
-    domain: str,
-) -> None:
-    if out.shape == first.shape and torch.allclose(out, first.to(out.dtype)):
+def require_meaning(ran: Ran) -> None:
+    if ran.out.shape == ran.first.shape and torch.allclose(ran.out, ran.first.to(ran.out.dtype)):
         raise Rejected("identity", "its output is its input")
-    other = instance(stream(usage, shape, domain, 3), operands)
-    if other.shape != out.shape:
+    other = ran.instance(stream(ran.usage, ran.shape, ran.domain, 3), ran.operands)
+    if other.shape != ran.out.shape:
         raise Rejected("data-dependent", "the shape of its output depends on the values of its input")
-    if torch.allclose(out, other):
+    if torch.allclose(ran.out, other):
         raise Rejected("insensitive", "its output does not depend on its input")
     # A second draw, since few signs may come out alike by chance.
-    draws = [instance.operands(shape, seed) for seed in (50, 90)]
-    for name in operands:
-        if all(torch.allclose(out, instance(first, {**operands, name: fresh[name]})) for fresh in draws):
+    draws = [ran.instance.operands(ran.shape, seed) for seed in (50, 90)]
+    for name in ran.operands:
+        again = (ran.instance(ran.first, {**ran.operands, name: fresh[name]}) for fresh in draws)
+        if all(torch.allclose(ran.out, other) for other in again):
             raise Rejected("insensitive", f"its output does not depend on `{name}`")
 
 
-def require_repeatable(
-    out: torch.Tensor, first: torch.Tensor, instance: Instance, operands: dict[str, torch.Tensor]
-) -> None:
+def require_repeatable(ran: Ran) -> None:
     torch.manual_seed(77)
-    if not torch.equal(out, instance(first, operands)):
+    if not torch.equal(ran.out, ran.instance(ran.first, ran.operands)):
         raise Rejected("random", "two runs differ")
-    instance.module.eval()
-    again = instance(first, operands)
-    instance.module.train()
-    if not torch.allclose(out, again, rtol=1e-5, atol=1e-6):
+    ran.instance.module.eval()
+    again = ran.instance(ran.first, ran.operands)
+    ran.instance.module.train()
+    if not torch.allclose(ran.out, again, rtol=1e-5, atol=1e-6):
         raise Rejected("mode-dependent", "training and evaluation mode differ")
 
 
-def by_sample(
-    operands: dict[str, torch.Tensor], shape: tuple[int, ...], change: Callable[[torch.Tensor], torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """The operands, those changed that have a part for each sample of a stream of this shape."""
-    return {name: change(value) if value.shape[:1] == (shape[0],) else value for name, value in operands.items()}
-
-
-def require_batch(
-    out: torch.Tensor,
-    first: torch.Tensor,
-    instance: Instance,
-    operands: dict[str, torch.Tensor],
-    shape: tuple[int, ...],
-) -> None:
-    half = shape[0] // 2
+def require_batch(ran: Ran) -> None:
+    half = ran.shape[0] // 2
     try:
-        part = instance(first[:half], by_sample(operands, shape, lambda value: value[:half]))
+        part = ran.instance(ran.first[:half], ran.by_sample(lambda value: value[:half]))
     except Rejected:
         return
-    if part.shape != (half, *out.shape[1:]) or not torch.allclose(out[:half], part, rtol=1e-4, atol=1e-5):
+    if part.shape != (half, *ran.out.shape[1:]) or not torch.allclose(ran.out[:half], part, rtol=1e-4, atol=1e-5):
         raise Rejected("mixes the batch", "a sample's output depends on the other samples")
 
 
-def require_order(
-    out: torch.Tensor,
-    first: torch.Tensor,
-    instance: Instance,
-    operands: dict[str, torch.Tensor],
-    shape: tuple[int, ...],
-) -> None:
+def require_order(ran: Ran) -> None:
     """A sample's output does not depend on its place in the batch."""
-    flipped = by_sample(operands, shape, lambda value: value.flip(0))
-    if not torch.allclose(instance(first.flip(0), flipped).flip(0), out, rtol=1e-4, atol=1e-5):
+    flipped = ran.by_sample(lambda value: value.flip(0))
+    if not torch.allclose(ran.instance(ran.first.flip(0), flipped).flip(0), ran.out, rtol=1e-4, atol=1e-5):
         raise Rejected("mixes the batch", "a sample's output depends on its place in the batch")
 
 
-def require_meta(
-    out: torch.Tensor,
-    usage: dict[str, Any],
-    shape: tuple[int, ...],
-    first: torch.Tensor,
-    operands: dict[str, torch.Tensor],
-) -> None:
-    shadow = Instance(usage, shape, "meta")
+def require_meta(ran: Ran) -> None:
+    shadow = Instance(ran.usage, ran.shape, "meta")
     shadow.module.to("meta")
-    found = shadow(first.to("meta"), {name: value.to("meta") for name, value in operands.items()})
-    if found.shape != out.shape or found.dtype != out.dtype:
-        raise Rejected("meta differs", f"meta says {tuple(found.shape)}, the CPU {tuple(out.shape)}")
+    found = shadow(ran.first.to("meta"), {name: value.to("meta") for name, value in ran.operands.items()})
+    if found.shape != ran.out.shape or found.dtype != ran.out.dtype:
+        raise Rejected("meta differs", f"meta says {tuple(found.shape)}, the CPU {tuple(ran.out.shape)}")
 
 
 def bounds(usage: dict[str, Any], shape: tuple[int, ...]) -> list[float | None]:

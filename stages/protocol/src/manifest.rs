@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::types::{ColumnType, PortType};
 
 /// A stage kind: what it takes, what it makes, and how to start it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     /// `group/name`.

@@ -1,13 +1,11 @@
 //! Anthropic's messages. The system's message has a place of its own, and there is none for a seed. A last message of the
 //! assistant is a prefill.
 
-use std::time::Instant;
-
 use serde_json::{Map, Value, json};
 
-use super::http::{Call, Client};
-use super::openai::Settings;
-use super::{Completion, Finish, Identity, Policy, PolicyError, Request, Role};
+use super::http::Call;
+use super::served::{Format, Server};
+use super::{Completion, Finish, PolicyError, Request, Role};
 
 /// Where Anthropic's own servers are.
 pub const OWN_URL: &str = "https://api.anthropic.com";
@@ -21,20 +19,15 @@ pub fn headers(key: Option<&str>) -> Vec<(&'static str, String)> {
 }
 
 /// Messages.
-pub struct Messages {
-    /// Where the model is.
-    pub client: Client,
-    /// What it is told.
-    pub settings: Settings,
-}
+pub struct Messages;
 
 impl Messages {
-    fn url(&self) -> String {
-        let base = &self.client.endpoint().base_url;
+    fn url(server: &Server) -> String {
+        let base = &server.client.endpoint().base_url;
         format!("{base}{}", if base.ends_with("/v1") { "/messages" } else { "/v1/messages" })
     }
 
-    fn body(&self, request: &Request) -> Value {
+    fn body(server: &Server, request: &Request) -> Value {
         let sampling = request.sampling;
         let is_system = |role: Role| role == Role::System;
         let system: Vec<&str> = request
@@ -54,7 +47,7 @@ impl Messages {
             })
             .collect();
         let fields = json!({
-            "model": self.settings.model,
+            "model": server.settings.model,
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": (sampling.top_p < 1.0).then_some(sampling.top_p),
@@ -63,7 +56,7 @@ impl Messages {
             "system": (!system.is_empty()).then(|| system.join("\n\n")),
             "messages": messages,
         });
-        self.settings.over(fields.as_object().cloned().unwrap_or_else(Map::new))
+        server.settings.over(fields.as_object().cloned().unwrap_or_else(Map::new))
     }
 }
 
@@ -89,29 +82,19 @@ fn read(answer: &Value) -> Result<Completion, String> {
     })
 }
 
-impl Policy for Messages {
-    fn identity(&self) -> Identity {
-        Identity { model: self.settings.model.clone(), digest: None }
-    }
-
-    fn width(&self) -> usize {
-        self.client.endpoint().concurrency
-    }
-
-    fn complete(&self, request: &Request) -> Result<Completion, PolicyError> {
-        let started = Instant::now();
+impl Format for Messages {
+    fn complete(&self, server: &Server, request: &Request) -> Result<Completion, PolicyError> {
         let call = Call {
-            url: self.url(),
-            body: &self.body(request),
+            url: Self::url(server),
+            body: &Self::body(server, request),
             max_tokens: request.sampling.max_tokens,
             jitter: request.key.bits(),
         };
-        let completion = self.client.call(&call, |answer| {
+        server.client.call(&call, |answer| {
             let completion = read(answer)?;
             let taken =
                 completion.prompt_tokens.zip(completion.completion_tokens).map(|(sent, written)| sent + written);
             Ok((completion, taken))
-        })?;
-        Ok(Completion { seconds: started.elapsed().as_secs_f64(), ..completion })
+        })
     }
 }

@@ -25,9 +25,11 @@
 //!   of them impossible ends the process.
 //! - The end of standard input is the end: requests before it are answered.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
-use super::{Finish, Key, Message, Prefix, Sampling};
+use super::{Completion, Finish, Key, Message, Prefix, Request, Sampling, Tokens};
 
 /// A line to the sampler.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,6 +54,19 @@ pub struct SampleRequest {
     pub sampling: Sampling,
     /// What to draw with.
     pub key: Key,
+}
+
+impl SampleRequest {
+    /// A request of a policy, under a number.
+    pub fn of(request: &Request, id: u64) -> Self {
+        Self {
+            id,
+            messages: request.messages.to_vec(),
+            prefix: request.prefix.cloned(),
+            sampling: request.sampling.clone(),
+            key: request.key.clone(),
+        }
+    }
 }
 
 /// A line from the sampler.
@@ -92,6 +107,20 @@ pub struct SampleAnswer {
     pub log_probs: Vec<f64>,
     /// Why it ended.
     pub finish_reason: Finish,
+}
+
+impl SampleAnswer {
+    /// As what a policy gives.
+    pub fn completion(self, took: Duration) -> Completion {
+        Completion {
+            text: self.text,
+            finish: self.finish_reason,
+            prompt_tokens: Some(self.prompt_ids.len() as u64),
+            completion_tokens: Some(self.token_ids.len() as u64),
+            tokens: Some(Tokens { prompt_ids: self.prompt_ids, ids: self.token_ids, log_probs: self.log_probs }),
+            seconds: took.as_secs_f64(),
+        }
+    }
 }
 
 /// Why a request has no completion.

@@ -11,11 +11,14 @@ use serde_json::{Value, json};
 
 use cuda_agent_builtin::train_program;
 
+use super::anthropic::Messages;
 use super::child::{FromSampler, Ready, SampleAnswer, SampleError, ToSampler};
 use super::endpoint::Endpoint;
 use super::http::Client;
+use super::openai::{ByTokens, Chat};
 use super::sampler::Sampler;
 use super::scripted::Scripted;
+use super::served::{self, Served, Settings};
 use super::{
     Completion, Finish, Key, Message, Policy, PolicyError, Prefix, Request, Role, Sampling, Tokens, anthropic, openai,
 };
@@ -129,14 +132,15 @@ impl Server {
         Client::new(endpoint, headers, Some("sesame".into()))
     }
 
-    fn chat(&self, retries: u32) -> openai::Chat {
-        openai::Chat { client: self.client("/v1", openai::headers(Some("sesame")), retries), settings: settings() }
+    fn chat(&self, retries: u32) -> Served<Chat> {
+        served(Chat, self.client("/v1", openai::headers(Some("sesame")), retries))
     }
 }
 
-fn settings() -> openai::Settings {
+fn served<F>(format: F, client: Client) -> Served<F> {
     let body = json!({ "user": "me", "seed": null });
-    openai::Settings { model: "stub".into(), body: body.as_object().unwrap().clone() }
+    let settings = Settings { model: "stub".into(), body: body.as_object().unwrap().clone() };
+    Served { format, server: served::Server { client, settings } }
 }
 
 fn serve(stream: TcpStream, seen: &Mutex<Vec<Value>>, fault: Fault) {
@@ -262,14 +266,14 @@ fn chat_completions_conform() {
 fn completions_by_tokens_conform() {
     let server = Server::start(|_| None);
     let client = server.client("/v1", openai::headers(Some("sesame")), 0);
-    conforms("openai-tokens", &openai::ByTokens { client, settings: settings() }, true);
+    conforms("openai-tokens", &served(ByTokens, client), true);
 }
 
 #[test]
 fn messages_conform() {
     let server = Server::start(|_| None);
     let client = server.client("", anthropic::headers(Some("sesame")), 0);
-    conforms("anthropic", &anthropic::Messages { client, settings: settings() }, false);
+    conforms("anthropic", &served(Messages, client), false);
     assert_eq!(server.requests.lock().unwrap()[0]["key"], "sesame");
 }
 
@@ -424,7 +428,7 @@ fn three_calls_that_fail_in_a_row_end_the_stage() {
 fn an_address_without_a_server_ends_the_stage() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let endpoint = Endpoint { base_url: format!("http://{address}/v1"), ..Endpoint::default() };
-    let policy = openai::Chat { client: Client::new(endpoint, Vec::new(), None), settings: settings() };
+    let policy = served(Chat, Client::new(endpoint, Vec::new(), None));
     let messages = opening();
     let end = policy.complete(&Request { messages: &messages, prefix: None, sampling: &sampling(), key: &key(1) });
     assert!(

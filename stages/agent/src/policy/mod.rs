@@ -12,6 +12,7 @@ pub mod http;
 pub mod openai;
 pub mod sampler;
 pub mod scripted;
+pub mod served;
 mod slots;
 
 use serde::{Deserialize, Serialize};

@@ -3,35 +3,16 @@
 //! - [`Chat`]: chat completions. Text in, text out; the server renders the conversation.
 //! - [`ByTokens`]: completions by token ids. Token ids in, token ids and log-probabilities out, so that what is trained on is
 //!   what was sampled. The server must return ids: vLLM does (`return_token_ids`), and llama.cpp (in `logprobs.content`).
-//!   The conversation is rendered by the server once, for its first turn; a later turn is appended ([`ByTokens::prompt`]).
+//!   The conversation is rendered by the server once, for its first turn; a later turn is appended ([`Server::prompt`]).
 //!
 //! A prefill needs a server that goes on writing the last message: vLLM does when told so, llama.cpp always, OpenAI's own
 //! does not.
 
-use std::time::Instant;
-
 use serde_json::{Map, Value, json};
 
-use super::http::{Call, Client};
-use super::{Completion, Finish, Identity, Message, Policy, PolicyError, Request, Role, Tokens};
-
-/// What all servers are told with each call, beside the conversation.
-#[derive(Clone, Debug, Default)]
-pub struct Settings {
-    /// The model, by the name that the server knows it by.
-    pub model: String,
-    /// Further fields of the request; a null takes one away.
-    pub body: Map<String, Value>,
-}
-
-impl Settings {
-    /// `body`, with the settings of the pipeline over it.
-    pub(super) fn over(&self, mut body: Map<String, Value>) -> Value {
-        body.extend(self.body.clone());
-        body.retain(|_, value| !value.is_null());
-        Value::Object(body)
-    }
-}
+use super::http::Call;
+use super::served::{Format, Server};
+use super::{Completion, Finish, Message, PolicyError, Request, Role, Tokens};
 
 /// Where OpenAI's own servers are.
 pub const OWN_URL: &str = "https://api.openai.com/v1";
@@ -42,12 +23,7 @@ pub fn headers(key: Option<&str>) -> Vec<(&'static str, String)> {
 }
 
 /// Chat completions.
-pub struct Chat {
-    /// Where the model is.
-    pub client: Client,
-    /// What it is told.
-    pub settings: Settings,
-}
+pub struct Chat;
 
 fn sampling(request: &Request, model: &str) -> Map<String, Value> {
     let sampling = request.sampling;
@@ -89,18 +65,9 @@ fn sum(counts: (Option<u64>, Option<u64>)) -> Option<u64> {
     Some(counts.0? + counts.1?)
 }
 
-impl Policy for Chat {
-    fn identity(&self) -> Identity {
-        Identity { model: self.settings.model.clone(), digest: None }
-    }
-
-    fn width(&self) -> usize {
-        self.client.endpoint().concurrency
-    }
-
-    fn complete(&self, request: &Request) -> Result<Completion, PolicyError> {
-        let started = Instant::now();
-        let mut body = sampling(request, &self.settings.model);
+impl Format for Chat {
+    fn complete(&self, server: &Server, request: &Request) -> Result<Completion, PolicyError> {
+        let mut body = sampling(request, &server.settings.model);
         body.insert("messages".into(), json!(request.messages));
         let prefill = prefill(request.messages);
         if prefill.is_some() {
@@ -108,12 +75,12 @@ impl Policy for Chat {
             body.insert("continue_final_message".into(), json!(true));
         }
         let call = Call {
-            url: format!("{}/chat/completions", self.client.endpoint().base_url),
-            body: &self.settings.over(body),
+            url: format!("{}/chat/completions", server.client.endpoint().base_url),
+            body: &server.settings.over(body),
             max_tokens: request.sampling.max_tokens,
             jitter: request.key.bits(),
         };
-        let completion = self.client.call(&call, |answer| {
+        server.client.call(&call, |answer| {
             let choice = answer["choices"].get(0).ok_or("there are no choices")?;
             let message = choice["message"].as_object().ok_or("the choice has no message")?;
             let text = message.get("content").and_then(Value::as_str).unwrap_or_default();
@@ -129,20 +96,14 @@ impl Policy for Chat {
                 seconds: 0.0,
             };
             Ok((completion, sum(counts)))
-        })?;
-        Ok(Completion { seconds: started.elapsed().as_secs_f64(), ..completion })
+        })
     }
 }
 
 /// Completions by token ids.
-pub struct ByTokens {
-    /// Where the model is.
-    pub client: Client,
-    /// What it is told.
-    pub settings: Settings,
-}
+pub struct ByTokens;
 
-impl ByTokens {
+impl Server {
     /// Servers offer what is no part of OpenAI's format beside it.
     fn beside(&self, path: &str) -> String {
         let base = &self.client.endpoint().base_url;
@@ -234,29 +195,20 @@ fn sampled(choice: &Value) -> Result<(Vec<u32>, Vec<f64>), String> {
     Err("it has no token ids and log-probabilities; `api: openai` needs none".to_owned())
 }
 
-impl Policy for ByTokens {
-    fn identity(&self) -> Identity {
-        Identity { model: self.settings.model.clone(), digest: None }
-    }
-
-    fn width(&self) -> usize {
-        self.client.endpoint().concurrency
-    }
-
-    fn complete(&self, request: &Request) -> Result<Completion, PolicyError> {
-        let started = Instant::now();
-        let prompt_ids = self.prompt(request)?;
-        let mut body = sampling(request, &self.settings.model);
+impl Format for ByTokens {
+    fn complete(&self, server: &Server, request: &Request) -> Result<Completion, PolicyError> {
+        let prompt_ids = server.prompt(request)?;
+        let mut body = sampling(request, &server.settings.model);
         body.insert("prompt".into(), json!(prompt_ids));
         body.insert("logprobs".into(), json!(1));
         body.insert("return_token_ids".into(), json!(true));
         let call = Call {
-            url: format!("{}/completions", self.client.endpoint().base_url),
-            body: &self.settings.over(body),
+            url: format!("{}/completions", server.client.endpoint().base_url),
+            body: &server.settings.over(body),
             max_tokens: request.sampling.max_tokens,
             jitter: request.key.bits(),
         };
-        let completion = self.client.call(&call, |answer| {
+        server.client.call(&call, |answer| {
             let choice = answer["choices"].get(0).ok_or("there are no choices")?;
             let (ids, log_probs) = sampled(choice)?;
             if ids.len() != log_probs.len() {
@@ -272,7 +224,6 @@ impl Policy for ByTokens {
                 seconds: 0.0,
             };
             Ok((completion, sum(counts)))
-        })?;
-        Ok(Completion { seconds: started.elapsed().as_secs_f64(), ..completion })
+        })
     }
 }

@@ -12,7 +12,7 @@ use cuda_agent_builtin::train_program::{self, PROGRAM};
 
 use super::child::{FromSampler, Ready, SampleAnswer, SampleRequest, ToSampler};
 use super::slots::Slots;
-use super::{Completion, Identity, Policy, PolicyError, Request, Tokens};
+use super::{Completion, Identity, Policy, PolicyError, Request};
 
 /// How long it may take to end once it is told to.
 const GRACE: Duration = Duration::from_secs(10);
@@ -144,28 +144,14 @@ impl Policy for Sampler {
             Some(waiting) => drop(waiting.insert(id, sender)),
             None => return Err(self.ended()),
         }
-        let question = SampleRequest {
-            id,
-            messages: request.messages.to_vec(),
-            prefix: request.prefix.cloned(),
-            sampling: request.sampling.clone(),
-            key: request.key.clone(),
-        };
-        self.send(question).map_err(|_| self.ended())?;
+        self.send(SampleRequest::of(request, id)).map_err(|_| self.ended())?;
         let answer = receiver.recv().map_err(|_| self.ended())?.map_err(PolicyError::Refused)?;
         if answer.token_ids.len() != answer.log_probs.len() {
             let (ids, log_probs) = (answer.token_ids.len(), answer.log_probs.len());
             let message = format!("the sampler gives {ids} token ids with {log_probs} log-probabilities");
             return Err(PolicyError::environment(message, "it is not of this version: `make train-tools`"));
         }
-        Ok(Completion {
-            text: answer.text,
-            finish: answer.finish_reason,
-            prompt_tokens: Some(answer.prompt_ids.len() as u64),
-            completion_tokens: Some(answer.token_ids.len() as u64),
-            tokens: Some(Tokens { prompt_ids: answer.prompt_ids, ids: answer.token_ids, log_probs: answer.log_probs }),
-            seconds: started.elapsed().as_secs_f64(),
-        })
+        Ok(answer.completion(started.elapsed()))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The model in this process as a policy of episodes.
 
 use cuda_agent_agent::policy::child::SampleRequest;
-use cuda_agent_agent::policy::{Completion, Identity, Policy, PolicyError, Request, Tokens};
+use cuda_agent_agent::policy::{Completion, Identity, Policy, PolicyError, Request};
 
 use crate::sampler::{Sampler, child};
 use crate::text::Tokenizer;
@@ -23,23 +23,9 @@ impl Policy for Local {
 
     fn complete(&self, request: &Request) -> Result<Completion, PolicyError> {
         let started = std::time::Instant::now();
-        let request = SampleRequest {
-            id: 0,
-            messages: request.messages.to_vec(),
-            prefix: request.prefix.cloned(),
-            sampling: request.sampling.clone(),
-            key: request.key.clone(),
-        };
-        let answer = child::answer(&self.sampler, &self.tokenizer, &request)
+        let answer = child::answer(&self.sampler, &self.tokenizer, &SampleRequest::of(request, 0))
             .map_err(|error| PolicyError::Refused(error.to_string()))?;
-        Ok(Completion {
-            text: answer.text,
-            finish: answer.finish_reason,
-            prompt_tokens: Some(answer.prompt_ids.len() as u64),
-            completion_tokens: Some(answer.token_ids.len() as u64),
-            tokens: Some(Tokens { prompt_ids: answer.prompt_ids, ids: answer.token_ids, log_probs: answer.log_probs }),
-            seconds: started.elapsed().as_secs_f64(),
-        })
+        Ok(answer.completion(started.elapsed()))
     }
 
     fn width(&self) -> usize {
