@@ -75,64 +75,57 @@ pub async fn prepare(
     if let Some(error) = &job.secrets.missing {
         return Err(error.clone().into());
     }
+    let filled = async {
+        for name in ["outputs", "tmp"] {
+            let folder = folder.join(name);
+            fs::create_dir_all(&folder).map_err(ArtifactError::io(&folder))?;
+        }
+        let state_dir = job.state_folder();
+        if job.stage().command.is_none() {
+            fs::create_dir_all(&state_dir).map_err(ArtifactError::io(&state_dir))?;
+        }
+        let request = Request {
+            protocol: PROTOCOL_VERSION,
+            stage: job.stage().name.clone(),
+            kind: job.stage().kind.name.clone(),
+            params: job.stage().params.clone().into_iter().collect(),
+            seed: job.seed(),
+            inputs: place_inputs(job, folder).await?,
+            outputs: job
+                .stage()
+                .kind
+                .outputs
+                .iter()
+                .map(|(port, output)| (port.clone(), output_request(port, output)))
+                .collect(),
+            by_row: rows.zip(job.stage().kind.by_row.as_ref()).map(|(total, by_row)| ByRowRequest {
+                port: by_row.port.clone(),
+                columns: job.stage().kind.inputs[&by_row.port].columns.keys().cloned().collect(),
+                window: by_row.window_of(grant.cpu),
+                total,
+            }),
+            resources: grant.clone(),
+            device: job.resolved.preimage.device.clone(),
+            deadline_unix_s,
+            state_dir,
+        };
+        let path = folder.join("request.json");
+        let text = serde_json::to_vec(&request).expect("requests are plain data");
+        fs::write(&path, text).map_err(ArtifactError::io(&path))?;
+        let program = program::place(job, folder)?;
+        let environment = environment(job, folder, grant, &program.search);
+        let stage = job.stage().name.clone();
+        Ok(Attempt {
+            folder: folder.to_owned(),
+            launch: Launch { stage, command: program.words, environment, folder: folder.to_owned() },
+        })
+    };
     let mut stop = job.stop.clone();
     tokio::select! {
         biased;
         _ = stop.wait_for(|stop| *stop != Stop::Go) => Err(Failure::Cancelled),
-        prepared = fill(job, folder, grant, rows, deadline_unix_s) => prepared,
+        prepared = filled => prepared,
     }
-}
-
-async fn fill(
-    job: &Job,
-    folder: &Path,
-    grant: &ResourceGrant,
-    rows: Option<u64>,
-    deadline_unix_s: Option<f64>,
-) -> Result<Attempt, Failure> {
-    for name in ["outputs", "tmp"] {
-        let folder = folder.join(name);
-        fs::create_dir_all(&folder).map_err(ArtifactError::io(&folder))?;
-    }
-    let state_dir = job.state_folder();
-    if job.stage().command.is_none() {
-        fs::create_dir_all(&state_dir).map_err(ArtifactError::io(&state_dir))?;
-    }
-    let request = Request {
-        protocol: PROTOCOL_VERSION,
-        stage: job.stage().name.clone(),
-        kind: job.stage().kind.name.clone(),
-        params: job.stage().params.clone().into_iter().collect(),
-        seed: job.seed(),
-        inputs: place_inputs(job, folder).await?,
-        outputs: job
-            .stage()
-            .kind
-            .outputs
-            .iter()
-            .map(|(port, output)| (port.clone(), output_request(port, output)))
-            .collect(),
-        by_row: rows.zip(job.stage().kind.by_row.as_ref()).map(|(total, by_row)| ByRowRequest {
-            port: by_row.port.clone(),
-            columns: job.stage().kind.inputs[&by_row.port].columns.keys().cloned().collect(),
-            window: by_row.window_of(grant.cpu),
-            total,
-        }),
-        resources: grant.clone(),
-        device: job.resolved.preimage.device.clone(),
-        deadline_unix_s,
-        state_dir,
-    };
-    let path = folder.join("request.json");
-    let text = serde_json::to_vec(&request).expect("requests are plain data");
-    fs::write(&path, text).map_err(ArtifactError::io(&path))?;
-    let program = program::place(job, folder)?;
-    let environment = environment(job, folder, grant, &program.search);
-    let stage = job.stage().name.clone();
-    Ok(Attempt {
-        folder: folder.to_owned(),
-        launch: Launch { stage, command: program.words, environment, folder: folder.to_owned() },
-    })
 }
 
 fn output_request(port: &str, output: &cuda_agent_protocol::manifest::OutputPort) -> OutputRequest {

@@ -16,12 +16,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use cuda_agent_protocol::PortType;
 use serde::{Deserialize, Serialize};
 
+use super::input_error::InputError;
 use crate::artifact::table::TableInfo;
 use crate::artifact::tree::{Scan, Summary, Walk};
 use crate::artifact::{Artifact, ArtifactError, table, tree};
-use crate::digest::Digest;
+use crate::digest::{Digest, DigestError};
 use crate::off_loop;
 use crate::store::Store;
+use crate::store::files::{Partial, replace_file};
 
 /// Whoever has no time reads no more than this.
 const AT_HAND: Size = Size { files: 256, bytes: 4 << 20 };
@@ -209,16 +211,16 @@ impl FileCache {
         if !held.1 {
             return;
         }
-        let partial = self.path.with_extension(format!("{}", std::process::id()));
         let bytes = serde_json::to_vec(&held.0).expect("stamps are plain data");
         // Only the cache itself is made: a command that just looks leaves no `.cuda-agent` behind.
         let _ = self.path.parent().map(std::fs::create_dir);
-        let written = std::fs::write(&partial, bytes);
-        let _ = written.and_then(|()| std::fs::rename(&partial, &self.path));
+        if self.path.parent().is_some_and(Path::is_dir) {
+            let _ = replace_file(&self.path, &bytes);
+        }
     }
 
     /// A file or folder as an input; errors are `message; hint`.
-    pub async fn input(&self, path: &Path, port_type: PortType) -> Result<Input, String> {
+    pub async fn input(&self, path: &Path, port_type: PortType) -> Result<Input, InputError> {
         if let Some(problem) = unusable(path) {
             return Err(problem);
         }
@@ -246,7 +248,7 @@ impl FileCache {
     }
 
     /// The same where that takes no more than a moment.
-    pub fn input_at_once(&self, path: &Path, port_type: PortType) -> Result<Input, String> {
+    pub fn input_at_once(&self, path: &Path, port_type: PortType) -> Result<Input, InputError> {
         if let Some(problem) = unusable(path) {
             return Err(problem);
         }
@@ -284,22 +286,22 @@ impl FileCache {
     }
 }
 
-/// Why a path cannot be an input, as `message; hint`.
-pub fn unusable(path: &Path) -> Option<String> {
-    let hint = "paths start at the pipeline file's folder";
-    match std::fs::metadata(path) {
-        Ok(metadata) => tree::special(metadata.file_type()).map(|what| format!("{}: {what}", path.display())),
-        Err(_) if path.is_symlink() => Some(format!("{}: {}; {hint}", path.display(), tree::dangling(path))),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Some(format!("{} does not exist; {hint}", path.display()))
-        }
-        Err(error) => Some(format!("{}: {error}; {hint}", path.display())),
-    }
+/// Why a path cannot be an input.
+pub fn unusable(path: &Path) -> Option<InputError> {
+    let shown = path.display();
+    let message = match std::fs::metadata(path) {
+        Ok(metadata) => return tree::special(metadata.file_type()).map(|what| format!("{shown}: {what}").into()),
+        Err(_) if path.is_symlink() => format!("{shown}: {}", tree::dangling(path)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => format!("{shown} does not exist"),
+        Err(error) => format!("{shown}: {error}"),
+    };
+    Some(InputError::new(message, "paths start at the pipeline file's folder"))
 }
 
-/// An error as `message; hint`: what a table input must be, and how to make one.
-fn with_hint(path: &Path, error: &ArtifactError) -> String {
-    let ArtifactError::NotParquet { found, .. } = error else { return error.to_string() };
+/// An error, with what a table input must be, and how to make one.
+fn with_hint(path: &Path, error: &ArtifactError) -> InputError {
+    let message = error.to_string();
+    let ArtifactError::NotParquet { found, .. } = error else { return message.into() };
     let from = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let to = Path::new(&from).with_extension("parquet").display().to_string();
     let read = match found.as_str() {
@@ -309,13 +311,14 @@ fn with_hint(path: &Path, error: &ArtifactError) -> String {
         }
         "JSON" => format!("pyarrow.json.read_json('{from}')"),
         "an Arrow file" => format!("pyarrow.feather.read_table('{from}')"),
-        _ => return format!("{error}; a table input is one Parquet file"),
+        _ => return InputError::new(message, "a table input is one Parquet file"),
     };
     let module = read.split('.').nth(1).unwrap_or_default();
-    format!(
-        "{error}; a table input is one Parquet file, which pyarrow makes of it: python -c \"import pyarrow.{module}, \
+    let hint = format!(
+        "a table input is one Parquet file, which pyarrow makes of it: python -c \"import pyarrow.{module}, \
          pyarrow.parquet; pyarrow.parquet.write_table({read}, '{to}')\""
-    )
+    );
+    InputError::new(message, hint)
 }
 
 fn digest_outside(path: &Path, port_type: PortType, done: Arc<AtomicU64>) -> Result<Artifact, ArtifactError> {
@@ -348,38 +351,38 @@ pub async fn download(
     digest: &str,
     port_type: PortType,
     cache: &Path,
-) -> Result<Input, String> {
-    let wanted: Digest = digest.parse().map_err(|error| format!("{error}; `b3sum FILE` prints one"))?;
+) -> Result<Input, InputError> {
+    let wanted: Digest =
+        digest.parse().map_err(|error: DigestError| InputError::new(error.to_string(), "`b3sum FILE` prints one"))?;
     let path = cache.join("downloads").join(wanted.to_string());
     let kept = path.clone();
     if off_loop(move || Digest::of_file(&kept)).await.ok() != Some(wanted) {
         let fail = |error: std::io::Error| format!("{}: {error}", path.display());
         std::fs::create_dir_all(cache.join("downloads")).map_err(fail)?;
-        let partial = crate::store::files::unique_neighbour(&path);
-        let fetched = fetch(url, &partial).await.and_then(|found| match found == wanted {
-            true => std::fs::rename(&partial, &path).map_err(fail),
-            false => Err(format!("{url} has the digest {found}, the pipeline says {wanted}; check which one you want")),
-        });
-        if fetched.is_err() {
-            let _ = std::fs::remove_file(&partial);
+        let partial = Partial::beside(&path);
+        match fetch(url, partial.path()).await? {
+            found if found == wanted => partial.put().map_err(fail)?,
+            found => {
+                let message = format!("{url} has the digest {found}, the pipeline says {wanted}");
+                return Err(InputError::new(message, "check which one you want"));
+            }
         }
-        fetched?;
     }
     files.input(&path, port_type).await
 }
 
 /// `https://`, `http://` and `file://`, into a file, as it comes; the digest says which bytes came.
-async fn fetch(url: &str, target: &Path) -> Result<Digest, String> {
+async fn fetch(url: &str, target: &Path) -> Result<Digest, InputError> {
     use futures::TryStreamExt;
     use std::io::Write;
     let fail = |error: object_store::Error| match error {
-        object_store::Error::NotFound { .. } => format!("{url} is not there; check the address"),
-        other => format!("{url}: {other}"),
+        object_store::Error::NotFound { .. } => InputError::new(format!("{url} is not there"), "check the address"),
+        other => format!("{url}: {other}").into(),
     };
-    let parsed =
-        url::Url::parse(url).map_err(|error| format!("{url}: {error}; it should be an https:// or file:// URL"))?;
+    let parsed = url::Url::parse(url)
+        .map_err(|error| InputError::new(format!("{url}: {error}"), "it should be an https:// or file:// URL"))?;
     let (store, path) = object_store::parse_url_opts(&parsed, [("allow_http", "true")])
-        .map_err(|_| format!("{url} cannot be fetched; https://, http:// and file:// URLs can"))?;
+        .map_err(|_| InputError::new(format!("{url} cannot be fetched"), "https://, http:// and file:// URLs can"))?;
     let mut pieces = object_store::ObjectStoreExt::get(&*store, &path).await.map_err(fail)?.into_stream();
     let write = |error: std::io::Error| format!("{}: {error}", target.display());
     let mut file = std::fs::File::create(target).map_err(write)?;
@@ -392,18 +395,17 @@ async fn fetch(url: &str, target: &Path) -> Result<Digest, String> {
 }
 
 /// An artifact by name and tag.
-pub async fn tagged(store: &Store, name: &str, tag: &str) -> Result<Input, String> {
+pub async fn tagged(store: &Store, name: &str, tag: &str) -> Result<Input, InputError> {
     let error = |error: crate::store::StoreError| error.to_string();
     let Some(target) = store.tag(name, tag).await.map_err(error)? else {
-        return Err(format!("nothing is tagged {name}@{tag} in {}; `cuda-agent tag` names an output", store.url()));
+        let message = format!("nothing is tagged {name}@{tag} in {}", store.url());
+        return Err(InputError::new(message, "`cuda-agent tag` names an output"));
     };
     let record = store.record(&target.key).await.map_err(error)?.map(|(_, record)| record);
     let artifact = record.and_then(|record| record.outputs.get(&target.output).cloned());
     let gone = || {
-        let url = store.url();
-        format!(
-            "what {name}@{tag} names is gone from {url}, or damaged; make it again, and tag it with `cuda-agent tag`"
-        )
+        let message = format!("what {name}@{tag} names is gone from {}, or damaged", store.url());
+        InputError::new(message, "make it again, and tag it with `cuda-agent tag`")
     };
     let artifact = artifact.ok_or_else(gone)?;
     match store.missing_blob(&artifact).await.map_err(error)? {
@@ -552,11 +554,15 @@ mod tests {
         assert_eq!(cache.reading(), []);
     }
 
+    fn whole(InputError { message, hint }: &InputError) -> String {
+        hint.iter().fold(message.clone(), |text, hint| format!("{text}; {hint}"))
+    }
+
     #[test]
     fn what_is_no_table_is_told_with_the_command_that_makes_one() {
         let told = |found: &str| {
             let error = ArtifactError::NotParquet { path: "in/rows.txt".into(), found: found.into() };
-            with_hint(Path::new("in/rows.txt"), &error)
+            whole(&with_hint(Path::new("in/rows.txt"), &error))
         };
         let readers = [
             ("CSV", "import pyarrow.csv, ", "pyarrow.csv.read_csv('rows.txt'), 'rows.parquet'"),
@@ -583,7 +589,7 @@ mod tests {
         std::os::unix::fs::symlink("gone", path("link")).unwrap();
         std::fs::write(path("file"), "").unwrap();
         let told = ["fifo", "link", "nowhere", "file/below", "file"].map(|name| {
-            let told = unusable(&path(name)).unwrap_or_default();
+            let told = unusable(&path(name)).map(|error| whole(&error)).unwrap_or_default();
             told.replace(&folder.path().display().to_string(), "[folder]")
         });
         insta::assert_snapshot!(told.join("\n"));

@@ -4,6 +4,7 @@
 pub mod graph;
 pub mod history;
 mod hits;
+mod input_error;
 pub mod inputs;
 mod resolve;
 
@@ -23,6 +24,7 @@ use crate::store::local::Look;
 use crate::store::{Hint, Record, RowCounts, Store, StoreError};
 use history::History;
 pub use hits::Hit;
+pub use input_error::InputError;
 use inputs::{FileCache, Input};
 pub use resolve::base_key;
 
@@ -33,7 +35,7 @@ pub type Outputs = BTreeMap<String, Artifact>;
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// An input from outside.
-    #[error("{location}: stage `{stage}`, input `{port}`: {message}")]
+    #[error("{location}: stage `{stage}`, input `{port}`: {error}")]
     Input {
         /// `file:line:column` of the stage.
         location: String,
@@ -41,10 +43,8 @@ pub enum PlanError {
         stage: String,
         /// The port.
         port: String,
-        /// What is wrong.
-        message: String,
-        /// What to do.
-        hint: String,
+        /// What is wrong with it.
+        error: InputError,
     },
     /// What the program stands on.
     #[error("stage `{stage}`: {error}")]
@@ -76,7 +76,7 @@ impl PlanError {
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::Input { hint, .. } => Some(hint.clone()).filter(|hint| !hint.is_empty()),
+            Self::Input { error, .. } => error.hint.clone(),
             Self::Toolchain { error: ToolchainError::NoPython { .. }, .. } => {
                 Some("`make venv` makes .venv; or name an interpreter with `python:` in cuda-agent.yaml or CUDA_AGENT_PYTHON".into())
             }
@@ -297,7 +297,7 @@ impl<'a> Planner<'a> {
                 if let Source::Path(path) = source
                     && let Some(problem) = inputs::unusable(path)
                 {
-                    problems.push(Self::input_error(stage, port, &problem));
+                    problems.push(Self::input_error(stage, port, problem));
                 }
             }
             if let Err(error) = self.host.toolchain(&stage.kind) {
@@ -314,16 +314,9 @@ impl<'a> Planner<'a> {
         problems
     }
 
-    /// `message` may go on with `; ` and a hint.
-    fn input_error(stage: &Stage, port: &str, message: &str) -> PlanError {
-        let (message, hint) = message.split_once("; ").unwrap_or((message, ""));
-        PlanError::Input {
-            location: stage.location.to_string(),
-            stage: stage.name.clone(),
-            port: port.to_owned(),
-            message: message.to_owned(),
-            hint: hint.to_owned(),
-        }
+    fn input_error(stage: &Stage, port: &str, error: InputError) -> PlanError {
+        let (location, stage) = (stage.location.to_string(), stage.name.clone());
+        PlanError::Input { location, stage, port: port.to_owned(), error }
     }
 
     /// Plans one stage; `known` tells the outputs of stages that are done.

@@ -6,6 +6,7 @@ use cuda_agent_protocol::Manifest;
 use cuda_agent_protocol::manifest::Determinism;
 use serde_json::{Value, json};
 
+use super::input_error::InputError;
 use super::inputs::{self, Input};
 use super::{Outputs, PlanError, Planner, Resolved};
 use crate::catalog;
@@ -33,7 +34,7 @@ impl Planner<'_> {
                     Source::Artifact { name, tag } => inputs::tagged(self.store, name, tag).await,
                 };
                 let input = input.and_then(|input| self.fits(stage, port, input));
-                resolved.push(input.map_err(|message| Self::input_error(stage, port, &message))?);
+                resolved.push(input.map_err(|error| Self::input_error(stage, port, error))?);
             }
             inputs.insert(port.clone(), resolved);
         }
@@ -69,11 +70,12 @@ impl Planner<'_> {
         producer: usize,
         output: &str,
         known: &impl Fn(usize) -> Option<&'k Outputs>,
-    ) -> Result<Input, String> {
+    ) -> Result<Input, InputError> {
         let outputs = known(producer).expect("pending stages are not resolved");
         outputs.get(output).cloned().map(Input::stored).ok_or_else(|| {
             let name = &self.pipeline.stages[producer].name;
-            format!("the record of `{name}` has no output `{output}`; run it again with --refresh {name}")
+            let message = format!("the record of `{name}` has no output `{output}`");
+            InputError::new(message, format!("run it again with --refresh {name}"))
         })
     }
 
@@ -83,21 +85,24 @@ impl Planner<'_> {
     }
 
     /// Whether a table has the columns that the port reads.
-    fn fits(&self, stage: &Stage, port: &str, input: Input) -> Result<Input, String> {
+    fn fits(&self, stage: &Stage, port: &str, input: Input) -> Result<Input, InputError> {
         let declared = &stage.kind.inputs[port];
         // A command takes what a tag names, whatever that is: nobody can know before it is looked up.
         let open = stage.command.is_some() && matches!(stage.inputs[port][..], [Source::Artifact { .. }]);
         if !open && declared.port_type.is_table() != input.artifact.rows.is_some() {
             let is = if input.artifact.rows.is_some() { "a table" } else { "a file or folder, not a Parquet table" };
-            return Err(format!("expected {}, but this is {is}", declared.port_type));
+            return Err(format!("expected {}, but this is {is}", declared.port_type).into());
         }
         for (name, column) in &declared.columns {
             match input.artifact.columns.iter().find(|c| c.name == *name) {
                 Some(found) if found.column_type == column.to_string() || found.column_type == "null" => {}
-                Some(found) => return Err(format!("column `{name}` is {}, expected {column}", found.column_type)),
+                Some(found) => {
+                    return Err(format!("column `{name}` is {}, expected {column}", found.column_type).into());
+                }
                 None => {
                     let has: Vec<&str> = input.artifact.columns.iter().map(|c| c.name.as_str()).collect();
-                    return Err(format!("column `{name}` ({column}) is missing; it has {}", has.join(", ")));
+                    let message = format!("column `{name}` ({column}) is missing");
+                    return Err(InputError::new(message, format!("it has {}", has.join(", "))));
                 }
             }
         }

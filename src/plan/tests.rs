@@ -132,13 +132,19 @@ fn what_is_lacking_is_told_once_with_the_stages_that_lack_it() {
 }
 
 #[test]
+fn a_path_may_hold_what_separates_a_message_from_advice() {
+    let error = inputs::unusable(std::path::Path::new("/nowhere/a; b")).unwrap();
+    assert_eq!(error.message, "/nowhere/a; b does not exist");
+    assert_eq!(error.hint.as_deref(), Some("paths start at the pipeline file's folder"));
+}
+
+#[test]
 fn an_error_of_a_plan_says_what_to_do_and_whose_it_is() {
-    let input = |hint: &str| PlanError::Input {
+    let input = |hint: Option<&str>| PlanError::Input {
         location: "x.yaml:1:1".into(),
         stage: "s".into(),
         port: "p".into(),
-        message: "wrong".into(),
-        hint: hint.into(),
+        error: InputError { message: "wrong".into(), hint: hint.map(str::to_owned) },
     };
     let lack = |error| PlanError::Toolchain { stage: "s".into(), error };
     let no_python = lack(ToolchainError::NoPython { python: "python3".into(), message: "gone".into() });
@@ -149,11 +155,11 @@ fn an_error_of_a_plan_says_what_to_do_and_whose_it_is() {
         stage: "s".into(),
         error: ArtifactError::Contract("wrong".into()),
     };
-    assert_eq!((input("mend it").hint(), input("").hint()), (Some("mend it".into()), None));
+    assert_eq!((input(Some("mend it")).hint(), input(None).hint()), (Some("mend it".into()), None));
     assert!(no_python.hint().unwrap().starts_with("`make venv` makes .venv; "));
     assert!(no_package.hint().unwrap().contains("`pip install torch`"));
     assert_eq!((PlanError::Store(away.clone()).hint(), program.hint()), (Some("wait".into()), None));
-    let usage = [input(""), program, no_python, no_package, PlanError::Store(away)].map(|error| error.is_usage());
+    let usage = [input(None), program, no_python, no_package, PlanError::Store(away)].map(|error| error.is_usage());
     assert_eq!(usage, [true, true, false, false, false]);
 }
 

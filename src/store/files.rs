@@ -9,28 +9,57 @@ use crate::digest::Digest;
 /// Larger files are digested by a thread of their own while they are copied.
 const LARGE: u64 = 8 << 20;
 
-/// Writes a file beside where it shall be, under a name that no listing takes for an object.
-fn write_neighbour(path: &FilePath, bytes: &[u8]) -> std::io::Result<PathBuf> {
-    let partial = unique_neighbour(path);
-    let written = match std::fs::write(&partial, bytes) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            std::fs::create_dir_all(path.parent().expect("objects lie in a folder"))?;
-            std::fs::write(&partial, bytes)
-        }
-        written => written,
-    };
-    if written.is_err() {
-        let _ = std::fs::remove_file(&partial);
+/// A file that is being written beside where it shall be, under a name that no listing takes for an object. It is removed
+/// unless it is put there.
+pub struct Partial<'a> {
+    target: &'a FilePath,
+    path: PathBuf,
+}
+
+impl<'a> Partial<'a> {
+    /// For a file that shall be at `target`; nothing is written yet.
+    pub fn beside(target: &'a FilePath) -> Self {
+        Self { target, path: unique_neighbour(target) }
     }
-    written.map(|()| partial)
+
+    /// Where to write.
+    pub fn path(&self) -> &FilePath {
+        &self.path
+    }
+
+    /// Writes it, in a folder that is made where there is none.
+    fn write(&self, bytes: &[u8]) -> std::io::Result<()> {
+        match std::fs::write(&self.path, bytes) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                std::fs::create_dir_all(self.target.parent().expect("objects lie in a folder"))?;
+                std::fs::write(&self.path, bytes)
+            }
+            written => written,
+        }
+    }
+
+    /// Gives it its name, whether or not there is a file of that name.
+    pub fn put(mut self) -> std::io::Result<()> {
+        std::fs::rename(&self.path, self.target)?;
+        // There is nothing left to remove.
+        self.path = PathBuf::new();
+        Ok(())
+    }
+}
+
+impl Drop for Partial<'_> {
+    fn drop(&mut self) {
+        if !self.path.as_os_str().is_empty() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
 }
 
 /// Makes a file, whole or not at all; `false` where there is one.
 pub(super) fn create_file(path: &FilePath, bytes: &[u8]) -> std::io::Result<bool> {
-    let partial = write_neighbour(path, bytes)?;
-    let linked = std::fs::hard_link(&partial, path);
-    let _ = std::fs::remove_file(&partial);
-    match linked {
+    let partial = Partial::beside(path);
+    partial.write(bytes)?;
+    match std::fs::hard_link(partial.path(), path) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
         Err(error) => Err(error),
@@ -38,13 +67,10 @@ pub(super) fn create_file(path: &FilePath, bytes: &[u8]) -> std::io::Result<bool
 }
 
 /// Writes a file, whole or not at all, whether or not there is one.
-pub(super) fn replace_file(path: &FilePath, bytes: &[u8]) -> std::io::Result<()> {
-    let partial = write_neighbour(path, bytes)?;
-    let renamed = std::fs::rename(&partial, path);
-    if renamed.is_err() {
-        let _ = std::fs::remove_file(&partial);
-    }
-    renamed
+pub fn replace_file(path: &FilePath, bytes: &[u8]) -> std::io::Result<()> {
+    let partial = Partial::beside(path);
+    partial.write(bytes)?;
+    partial.put()
 }
 
 /// Reads a file; most are small, and those take one read and no look at their size.
@@ -80,12 +106,9 @@ pub fn move_into_place(from: &FilePath, to: &FilePath) -> std::io::Result<()> {
             return Ok(());
         }
     }
-    let partial = unique_neighbour(to);
-    let copied = std::fs::copy(from, &partial).and_then(|_| std::fs::rename(&partial, to));
-    if copied.is_err() {
-        let _ = std::fs::remove_file(&partial);
-    }
-    copied
+    let partial = Partial::beside(to);
+    std::fs::copy(from, partial.path())?;
+    partial.put()
 }
 
 /// Makes a file as old as now.

@@ -9,6 +9,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use super::files::replace_file;
 use crate::digest::Digest;
 
 const MAGIC: &[u8; 8] = b"CAKNOWN1";
@@ -90,8 +91,7 @@ impl Known {
             bytes.extend(name);
             bytes.extend(time.to_le_bytes());
         }
-        let partial = self.path.with_extension(format!("{}", std::process::id()));
-        let _ = fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, &self.path));
+        let _ = replace_file(&self.path, &bytes);
     }
 
     /// Forgets everything.
