@@ -10,7 +10,6 @@ the last timed forward. Only a task's inputs and weights are kept in the GPU's m
 """
 
 import contextlib
-import functools
 import gc
 import importlib.util
 import json
@@ -18,7 +17,6 @@ import os
 import pathlib
 import random
 import shutil
-import statistics
 import sys
 import tempfile
 import threading
@@ -28,193 +26,15 @@ from typing import Any
 
 import torch
 
-import cuda_agent_stage as stage
 import tensors
-from cuda_clock import CudaClock, Launches
+from call_times import CpuClock, synchronise, time_calls
+from cuda_clock import CudaClock
 from graph_trace import Trace
+from worker_channel import Commands, Gate, NoGate, Report, Step, TaskFailed, TooSlow, first_lines
 
-MINIMUM_TRIALS = 3
-PAUSE_AFTER = 0.02
-"""Seconds: steps that are shorter don't keep a clock waiting."""
 CHOICE = {"estimation_iters": 2, "max_benchmark_duration": 5, "memory_warmup_iters": 20}
 """How the compiler times a candidate for a kernel: runs to see how long it takes, milliseconds of runs after that, and
 writes to the L2 cache before. The least time counts."""
-
-
-class TaskFailed(Exception):
-    """The task's own code failed; the facts about it have been sent."""
-
-
-class TooSlow(Exception):
-    """Not worth measuring further."""
-
-
-class Report:
-    """The way back to the supervisor: one JSON object a line, each with the nonce of this worker."""
-
-    def __init__(self, descriptor: Any, nonce: Any) -> None:
-        self._descriptor, self.nonce = descriptor, nonce
-
-    def send(self, **message: Any) -> None:
-        line = json.dumps(stage.finite({"nonce": self.nonce, **message})) + "\n"
-        data = line.encode()
-        while data:
-            data = data[os.write(self._descriptor, data) :]
-
-    def facts(self, **facts: Any) -> None:
-        self.send(facts=facts)
-
-    def at(self, where: Any) -> None:
-        self.send(at=where)
-
-
-def first_lines(error: Any) -> str:
-    """The first two lines with text of an error's message: compilers put the cause in the second."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:2])}"[:500]
-
-
-def kind_of(error: Any) -> str:
-    text = str(error)
-    # The last is how torch's allocator fails on a GPU where it can't ask how much memory there is: NVIDIA's library for
-    # that does not work in forks.
-    exhausted = (
-        "can't allocate memory",
-        "not enough memory",
-        "Cannot allocate memory",
-        "out of memory",
-        "nvmlInit_v2_",
-    )
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in text for words in exhausted):
-        return "memory"
-    return "exit" if isinstance(error, SystemExit) else "slow" if isinstance(error, TooSlow) else "exception"
-
-
-class Step:
-    """A named part of the work. What the task raises in it ends the measurement with a fact, not with a crash."""
-
-    def __init__(self, report: Any, name: Any) -> None:
-        self.report, self.name = report, name
-
-    def __enter__(self) -> None:
-        self.report.at(self.name)
-
-    def __exit__(self, _: Any, error: Any, __: Any) -> bool:
-        if error is None or isinstance(error, TaskFailed):
-            return False
-        self.report.facts(error_stage=self.name, error_kind=kind_of(error), error=first_lines(error))
-        raise TaskFailed from error
-
-
-class Commands:
-    """The lines that the supervisor sends: jobs, and places at the gate."""
-
-    def __init__(self, descriptor: Any) -> None:
-        self._descriptor, self._data = descriptor, b""
-
-    def line(self) -> Any:
-        """The next line, or None at the end."""
-        while b"\n" not in self._data:
-            data = os.read(self._descriptor, 1 << 16)
-            if not data:
-                return None
-            self._data += data
-        line, _, self._data = self._data.partition(b"\n")
-        return line
-
-
-class NoGate:
-    """On a CPU every task has its cores to itself."""
-
-    waited = 0.0
-    shared = alone = apart = staticmethod(contextlib.nullcontext)
-
-    def pause(self) -> None:
-        pass
-
-    hold_alone = release = pause
-
-
-class Gate:
-    """Asks the supervisor for a place on the GPU; all work is over before it is given back."""
-
-    def __init__(self, commands: Any, report: Any) -> None:
-        self._commands, self._report, self._holding = commands, report, None
-        self.waited = 0.0
-        """Seconds, since the beginning."""
-
-    def _enter(self, kind: Any) -> None:
-        self._report.send(gate=kind)
-        self._await_place()
-        self._holding = kind
-
-    def _leave(self) -> None:
-        try:
-            torch.cuda.synchronize()
-        finally:
-            self._holding = None
-            self._report.send(gate="leave")
-
-    @contextlib.contextmanager
-    def shared(self) -> Any:
-        """Beside others. Inside of either kind of place it is that place."""
-        if self._holding is not None:
-            yield
-            return
-        self._enter("shared")
-        try:
-            yield
-        finally:
-            self._leave()
-
-    def pause(self) -> None:
-        """Between two steps of a shared place: lets clocks pass."""
-        if self._holding == "shared" and time.monotonic() - self._since > PAUSE_AFTER:
-            torch.cuda.synchronize()
-            self._report.send(gate="pause")
-            self._await_place()
-
-    def _await_place(self) -> None:
-        began = time.monotonic()
-        if self._commands.line() != b"enter":
-            # The supervisor is gone or gave this worker up.
-            os._exit(1)
-        self._since = time.monotonic()
-        self.waited += self._since - began
-
-    def hold_alone(self) -> None:
-        """Alone from here until the end of an `alone`, or `release`."""
-        if self._holding != "alone":
-            self._enter("alone")
-
-    def release(self) -> None:
-        """Gives the place back, if there is one."""
-        if self._holding is not None:
-            self._leave()
-
-    @contextlib.contextmanager
-    def alone(self) -> Any:
-        self.hold_alone()
-        try:
-            yield
-        finally:
-            self._leave()
-
-    @contextlib.contextmanager
-    def apart(self) -> Any:
-        """Alone for a while in the middle of a shared place: what chooses among kernels by their times needs it."""
-        was_shared = self._holding == "shared"
-        if self._holding == "alone":
-            yield
-            return
-        if was_shared:
-            self._leave()
-        try:
-            with self.alone():
-                yield
-        finally:
-            if was_shared:
-                self._enter("shared")
 
 
 def seed_everything(seed: Any) -> None:
@@ -504,78 +324,6 @@ def compare_compiled(task: Any, first: Any, results: Any, deviations: Any) -> No
         compiled_rel=difference.relative,
         compiled_tolerance=difference.tolerance,
     )
-
-
-def synchronise(device: Any) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-class CpuClock:
-    """Wall time of a call."""
-
-    def milliseconds(self, call: Any, _launches: Any) -> tuple[float, None]:
-        started = time.perf_counter_ns()
-        call()
-        return (time.perf_counter_ns() - started) / 1e6, None
-
-
-def launch_seconds(task: Any, model: Any, inputs: Any) -> float:
-    """How long the CPU is busy with a call, which the clock hides behind a spin."""
-    if task.device.type == "cpu":
-        return 0.0
-    arguments = task.arguments(inputs)
-    synchronise(task.device)
-    started = time.perf_counter()
-    model(*arguments)
-    return time.perf_counter() - started
-
-
-def time_calls(task: Any, clock: Any, model: Any, inputs: Any, name: Any) -> None:
-    """The median and its company. Trials stop early, though not before three, where they agree or would take too
-    long."""
-    with Step(task.report, f"{name}_timing"):
-        launches, times, all_hidden = Launches(launch_seconds(task, model, inputs)), [], None
-        # A GPU is warm from what was run before, `launch_seconds` included.
-        warmup = 0 if task.device.type == "cuda" else task.params["warmup"]
-        gc.disable()
-        try:
-            for trial in range(warmup + task.params["trials"]):
-                arguments = task.arguments(inputs)
-                synchronise(task.device)
-                milliseconds, hidden = clock.milliseconds(functools.partial(model, *arguments), launches)
-                if trial < warmup:
-                    continue
-                times.append(milliseconds)
-                if hidden is not None:
-                    all_hidden = hidden and all_hidden is not False
-                if is_enough(times, task.params):
-                    break
-        finally:
-            gc.enable()
-        quarters = quartiles(times)
-    task.report.facts(
-        **{
-            f"{name}_ms": quarters[1],
-            f"{name}_min_ms": min(times),
-            f"{name}_iqr_ms": quarters[2] - quarters[0],
-            f"{name}_trials": len(times),
-            f"{name}_hidden": all_hidden,
-        }
-    )
-
-
-def quartiles(times: Any) -> list[Any]:
-    return statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [times[0]] * 3
-
-
-def is_enough(times: Any, params: Any) -> Any:
-    if len(times) < MINIMUM_TRIALS:
-        return False
-    if sum(times) > params["timing_s"] * 1000:
-        return True
-    low, middle, high = quartiles(times)
-    return high - low <= params["settled"] * middle
 
 
 def resident_bytes(field: Any) -> int:
