@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::answer;
 use crate::phases::{Phase, Phases};
 use crate::policy::{Completion, Finish, Key, Message, Policy, PolicyError, Prefix, Request, Role, Sampling};
-use crate::prompts::Prompts;
+use crate::prompts::{Exchange, Prompts};
 use crate::trajectory::{Ending, Form, Tokens, Trajectory, Turn};
 
 /// The outcome of an answer in which no candidate was found.
@@ -94,6 +94,16 @@ pub struct Assignment {
     pub contract: Contract,
 }
 
+/// A prompt that an episode is asked with in place of the prompts' own.
+#[derive(Clone, Copy, Debug)]
+pub struct OtherPrompt<'a> {
+    /// The example that is shown.
+    pub example: &'a Exchange,
+    /// Token ids of the prompts' own opening, to be recorded in place of those that the episode was asked with; `None`
+    /// records what was asked.
+    pub recorded: Option<&'a [u32]>,
+}
+
 /// Why there is no trajectory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EpisodeError {
@@ -108,7 +118,17 @@ pub enum EpisodeError {
 impl Stage<'_> {
     /// Runs one episode; the trajectory has no `code`.
     pub fn run(&self, assignment: &Assignment, sample: u32) -> Result<Trajectory, EpisodeError> {
-        let mut episode = Episode::new(self, assignment, sample);
+        self.run_with(assignment, sample, None)
+    }
+
+    /// The same with a prompt of its own.
+    pub fn run_with(
+        &self,
+        assignment: &Assignment,
+        sample: u32,
+        prompt: Option<OtherPrompt>,
+    ) -> Result<Trajectory, EpisodeError> {
+        let mut episode = Episode::new(self, assignment, sample, prompt.map(|prompt| prompt.example));
         let turns = if self.rules.form == Form::Single { 1 } else { self.rules.turns.max(1) };
         for turn in 0..turns {
             if !episode.answer(turn)? {
@@ -121,7 +141,25 @@ impl Stage<'_> {
             }
             episode.send_back(&report);
         }
+        if let Some(ids) = prompt.and_then(|prompt| prompt.recorded) {
+            episode.record_own_prompt(ids);
+        }
         Ok(episode.finished())
+    }
+
+    /// Token ids of the opening that the prompts have for a task, the prefill among them; `None` where the policy does not know
+    /// its tokens.
+    pub fn own_prompt(&self, assignment: &Assignment) -> Result<Option<Vec<u32>>, EpisodeError> {
+        let Assignment { task, contract } = assignment;
+        let mut messages = self.prompts.opening(&task.code, contract);
+        let prefill = self.prompts.prefill(&task.code, contract).filter(|_| self.rules.prefill);
+        messages.extend(prefill.map(|prefill| Message::new(Role::Assistant, prefill)));
+        // Policies answer, and say with the answer what they were asked: one token is the least.
+        let sampling = Sampling { max_tokens: 1, ..self.rules.sampling.clone() };
+        let key = Key { seed: self.rules.seed, task: task.digest(), sample: 0, turn: 0 };
+        let request = Request { messages: &messages, prefix: None, sampling: &sampling, key: &key };
+        let completion = self.phases.within(Phase::Sampling, || self.policy.complete(&request));
+        Ok(completion.map_err(EpisodeError::Policy)?.tokens.map(|tokens| tokens.prompt_ids))
     }
 }
 
@@ -143,9 +181,12 @@ struct Episode<'a> {
 }
 
 impl<'a> Episode<'a> {
-    fn new(stage: &'a Stage<'a>, assignment: &'a Assignment, sample: u32) -> Self {
+    fn new(stage: &'a Stage<'a>, assignment: &'a Assignment, sample: u32, example: Option<&Exchange>) -> Self {
         let Assignment { task, contract } = assignment;
-        let messages = stage.prompts.opening(&task.code, contract);
+        let messages = match example {
+            Some(example) => stage.prompts.opening_with(Some(example), &task.code, contract),
+            None => stage.prompts.opening(&task.code, contract),
+        };
         let asked = messages.last().expect("the task is asked for").clone();
         let prefill = stage.prompts.prefill(&task.code, contract).filter(|_| stage.rules.prefill);
         let mut sampling = stage.rules.sampling.clone();
@@ -256,6 +297,21 @@ impl<'a> Episode<'a> {
         let start = self.tokens.as_ref().map(|tokens| tokens.ids.len());
         self.turns.push(Turn { start, ..Turn::new(message.role, &message.content) });
         self.messages.push(message);
+    }
+
+    /// Puts the prompts' own opening in the place of the one that was asked with: the answers stay as they were sampled.
+    fn record_own_prompt(&mut self, ids: &[u32]) {
+        let Assignment { task, contract } = self.assignment;
+        let asked = self.messages.iter().position(|message| *message == Message::new(Role::User, &self.turns[0].text));
+        let request = asked.expect("the request is a message");
+        self.messages.splice(..=request, self.stage.prompts.opening(&task.code, contract));
+        let (Some(tokens), Some(before)) = (&mut self.tokens, self.turns[0].end) else { return };
+        tokens.ids.splice(..before, ids.iter().copied());
+        tokens.mask.splice(..before, std::iter::repeat_n(false, ids.len()));
+        tokens.log_probs.splice(..before, std::iter::repeat_n(None, ids.len()));
+        for place in self.turns.iter_mut().flat_map(|turn| [&mut turn.start, &mut turn.end]).flatten() {
+            *place = if *place == 0 { 0 } else { *place - before + ids.len() };
+        }
     }
 
     fn finished(mut self) -> Trajectory {

@@ -14,7 +14,7 @@
 //!   null.
 //! - **Random numbers** belong to (seed, task, sample, turn) ([`policy::Key`]), so an answer depends on neither the
 //!   order nor the number of its neighbours, as far as the policy's arithmetic doesn't.
-//! - [`prompts`]: files; [`answer`]: the one rule by which a candidate is found in an answer.
+//! - [`prompts`]: files; [`examples`]: correct answers of earlier episodes, to be shown in prompts; [`answer`]: the one rule by which a candidate is found in an answer.
 //! - [`episode`]: `single` (prompt → candidate → verdict) and `repair` (answer → verdict → revise).
 //! - [`trajectory`]: what is kept of an episode, its table, and what must hold of it when it is written and when it is read.
 //! - [`rollout`]: the by-row kind `agent/rollout`; [`show`]: an episode as people read it; [`report`]: the kind `agent/report`,
@@ -26,6 +26,7 @@
 pub mod answer;
 mod catalog;
 pub mod episode;
+pub mod examples;
 pub mod phases;
 pub mod policy;
 pub mod prompts;

@@ -7,11 +7,16 @@
 //! | `prefill.md` | how the assistant's answer begins; empty for no prefill | `{code}` `{contract}` `{parameters}` |
 //! | `repair.md` | the request for a revision | `{verdict}` `{outcome}` |
 //! | `example_task.py`, `example_contract.h`, `example_answer.md` | a task, its contract, and the answer to it: the first exchange of each conversation. Left out where the answer is empty | |
-//! | `example_operator.txt` | what the example computes, as PyTorch calls it, so that no held-out task has it | |
+//! | `normalization_…`, `softmax_…`, `reduction_…` | the same three, the example for some tasks in its place | |
+//! | `normalization_words.txt`, … | which tasks these are: those whose code has one of these words. The first of the three kinds counts | |
+//! | `example_operator.txt` | what the examples compute, as PyTorch calls it, so that no held-out task has it | |
 //!
-//! A pipeline replaces some or all of them. Other braces stay as they are, since prompts contain code.
+//! A pipeline replaces some or all of them; one that brings an `example_answer.md` has no example of the other kinds but its
+//! own. Other braces stay as they are, since prompts contain code.
+//!
+//! A conversation has one example, since small models go on with a series of them inside their answer (docs/log.md, 2026-11-24).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::policy::{Message, Role};
@@ -24,7 +29,17 @@ struct File {
     needed: &'static [&'static str],
 }
 
-const FILES: [File; 8] = [
+/// Whose examples take the place of `example` for some tasks, in the order in which they are tried.
+const KINDS: [&str; 3] = ["normalization", "softmax", "reduction"];
+
+/// A file of one of these kinds.
+macro_rules! of_kind {
+    ($name:literal) => {
+        File { name: $name, text: include_str!(concat!("../prompts/", $name)), needed: &[] }
+    };
+}
+
+const FILES: [File; 20] = [
     File { name: "system.md", text: include_str!("../prompts/system.md"), needed: &[] },
     File { name: "task.md", text: include_str!("../prompts/task.md"), needed: &["code", "contract"] },
     File { name: "prefill.md", text: include_str!("../prompts/prefill.md"), needed: &[] },
@@ -33,7 +48,28 @@ const FILES: [File; 8] = [
     File { name: "example_contract.h", text: include_str!("../prompts/example_contract.h"), needed: &[] },
     File { name: "example_answer.md", text: include_str!("../prompts/example_answer.md"), needed: &[] },
     File { name: "example_operator.txt", text: include_str!("../prompts/example_operator.txt"), needed: &[] },
+    of_kind!("normalization_task.py"),
+    of_kind!("normalization_contract.h"),
+    of_kind!("normalization_answer.md"),
+    of_kind!("normalization_words.txt"),
+    of_kind!("softmax_task.py"),
+    of_kind!("softmax_contract.h"),
+    of_kind!("softmax_answer.md"),
+    of_kind!("softmax_words.txt"),
+    of_kind!("reduction_task.py"),
+    of_kind!("reduction_contract.h"),
+    of_kind!("reduction_answer.md"),
+    of_kind!("reduction_words.txt"),
 ];
+
+/// A request for a candidate and a correct answer to it, shown as an example.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    /// `task.md`, filled in.
+    pub request: String,
+    /// The whole answer, its code block included.
+    pub answer: String,
+}
 
 /// The prompts of a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +106,11 @@ impl Prompts {
     pub fn with(folder: &Path) -> Result<Self, PromptError> {
         let unreadable = |path: &Path, error| PromptError::Unreadable(path.display().to_string(), error);
         let mut prompts = Self::own();
+        if folder.join("example_answer.md").exists() {
+            for kind in KINDS {
+                prompts.file_mut(&format!("{kind}_answer.md")).clear();
+            }
+        }
         for entry in std::fs::read_dir(folder).map_err(|error| unreadable(folder, error))? {
             let path = entry.map_err(|error| unreadable(folder, error))?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -96,22 +137,45 @@ impl Prompts {
         blake3::Hash::from_bytes(digest).to_hex().to_string()
     }
 
-    /// What the example computes; empty where there is no example.
-    pub fn example_operator(&self) -> &str {
-        if self.files["example_answer.md"].is_empty() { "" } else { &self.files["example_operator.txt"] }
+    fn file_mut(&mut self, name: &str) -> &mut String {
+        self.files.get_mut(name).expect("every file has a text")
     }
 
-    /// The conversation up to the request for a candidate.
+    /// The kind of example that a task gets; none where its answer is empty.
+    fn example(&self, code: &str) -> Option<&'static str> {
+        let in_code: BTreeSet<&str> = code.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+        let fits = |kind: &&&str| {
+            let words = &self.files[format!("{kind}_words.txt").as_str()];
+            !self.answer(kind).is_empty() && words.split_whitespace().any(|word| in_code.contains(word))
+        };
+        let kind = KINDS.iter().find(fits).copied().unwrap_or("example");
+        (!self.answer(kind).is_empty()).then_some(kind)
+    }
+
+    fn answer(&self, kind: &str) -> &str {
+        &self.files[format!("{kind}_answer.md").as_str()]
+    }
+
+    /// The conversation up to the request for a candidate, with the example of the task's kind.
     pub fn opening(&self, code: &str, contract: &Contract) -> Vec<Message> {
+        let exchange = self.example(code).map(|kind| {
+            let header = self.files[format!("{kind}_contract.h").as_str()].clone();
+            let example = Contract { header, parameters: String::new() };
+            let request = self.fill("task.md", &self.files[format!("{kind}_task.py").as_str()], &example);
+            Exchange { request, answer: self.answer(kind).to_owned() }
+        });
+        self.opening_with(exchange.as_ref(), code, contract)
+    }
+
+    /// The same with an example from elsewhere, or with none.
+    pub fn opening_with(&self, example: Option<&Exchange>, code: &str, contract: &Contract) -> Vec<Message> {
         let mut messages = Vec::new();
         if !self.files["system.md"].is_empty() {
             messages.push(Message::new(Role::System, &self.files["system.md"]));
         }
-        if !self.files["example_answer.md"].is_empty() {
-            let example = Contract { header: self.files["example_contract.h"].clone(), parameters: String::new() };
-            let request = self.fill("task.md", &self.files["example_task.py"], &example);
+        if let Some(Exchange { request, answer }) = example {
             messages.push(Message::new(Role::User, request));
-            messages.push(Message::new(Role::Assistant, &self.files["example_answer.md"]));
+            messages.push(Message::new(Role::Assistant, answer));
         }
         messages.push(Message::new(Role::User, self.fill("task.md", code, contract)));
         messages
@@ -191,15 +255,50 @@ mod tests {
 
     /// The form that is shown is the form that is asked for.
     #[test]
-    fn the_example_answers_as_the_prefill_begins() {
+    fn examples_answer_as_the_prefill_begins() {
         let prompts = Prompts::own();
-        let example = &prompts.files["example_contract.h"];
-        let parameters = example.lines().find_map(|line| line.strip_prefix("#define TASK_PARAMETERS ")).unwrap();
-        let contract = Contract { header: example.clone(), parameters: parameters.to_owned() };
-        let prefill = prompts.prefill("", &contract).unwrap();
-        assert!(prompts.files["example_answer.md"].starts_with(&prefill), "{prefill}");
-        assert!(crate::answer::candidate(&prompts.files["example_answer.md"]).is_some());
-        assert!(prompts.files["example_task.py"].contains(prompts.example_operator()));
+        for kind in KINDS.into_iter().chain(["example"]) {
+            let (task, header) =
+                (&prompts.files[format!("{kind}_task.py").as_str()], &prompts.files[format!("{kind}_contract.h").as_str()]);
+            let parameters = header.lines().find_map(|line| line.strip_prefix("#define TASK_PARAMETERS ")).unwrap();
+            let contract = Contract { header: header.clone(), parameters: parameters.to_owned() };
+            let prefill = prompts.prefill("", &contract).unwrap();
+            let answer = prompts.answer(kind);
+            // A function may stand before the kernel.
+            let (first, rest) = prefill.split_once("\n\n").unwrap();
+            assert!(answer.starts_with(first) && answer.contains(rest), "{kind}: {prefill}");
+            assert!(crate::answer::candidate(answer).is_some(), "{kind}");
+            assert_eq!(prompts.example(task), Some(kind), "an example is of its own kind");
+        }
+    }
+
+    /// `ops/split` keeps held-out tasks free of what an example computes.
+    #[test]
+    fn what_examples_compute_is_listed() {
+        let prompts = Prompts::own();
+        let listed: Vec<String> = prompts.files["example_operator.txt"].split_whitespace().map(plain).collect();
+        for kind in KINDS.into_iter().chain(["example"]) {
+            let task = &prompts.files[format!("{kind}_task.py").as_str()];
+            let words = task.split("nn.").chain(task.split("F.")).chain(task.split("torch.")).skip(1);
+            let names = words.filter_map(|rest| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next());
+            let operators = names.filter(|name| !["Module", "nn", "functional", "randn", "import", ""].contains(name));
+            for operator in operators.map(plain) {
+                assert!(listed.contains(&operator), "{kind}: {operator} is not in {listed:?}");
+            }
+        }
+    }
+
+    fn plain(name: &str) -> String {
+        name.to_lowercase().replace('_', "").trim_end_matches("2d").to_owned()
+    }
+
+    #[test]
+    fn a_task_gets_the_example_of_its_kind() {
+        let kind = |code: &str| Prompts::own().example(code);
+        assert_eq!(kind("return torch.sum(x, dim=1)"), Some("reduction"));
+        assert_eq!(kind("x = torch.sum(x, dim=1)\nreturn F.log_softmax(x, dim=1)"), Some("softmax"));
+        assert_eq!(kind("self.norm = nn.RMSNorm(4)\nself.softmax = nn.Softmax(dim=1)"), Some("normalization"));
+        assert_eq!(kind("return torch.abs(summary)"), Some("example"));
     }
 
     #[test]
@@ -210,7 +309,8 @@ mod tests {
         std::fs::write(folder.path().join("README.md"), "mine").unwrap();
         let prompts = Prompts::with(folder.path()).unwrap();
         assert_eq!(prompts.opening("c", &contract()).len(), 2);
-        assert_eq!((prompts.prefill("c", &contract()), prompts.example_operator()), (None, ""));
+        assert_eq!(prompts.prefill("c", &contract()), None);
+        assert_eq!(prompts.example("return torch.sum(x, dim=1)"), None, "built-in examples beside one of one's own");
         assert_ne!(prompts.digest(), Prompts::own().digest());
         std::fs::write(folder.path().join("task.md"), "{code}").unwrap();
         assert_eq!(Prompts::with(folder.path()).unwrap_err().to_string(), "the prompt task.md has no {contract}");

@@ -4,6 +4,7 @@
 //! busy; an episode is a thread.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Mutex;
 
 use cuda_agent_kernels::fault::EvaluatorError;
@@ -14,7 +15,8 @@ use cuda_agent_protocol::{Event, InputRequest, Program, ProgramError, Request, R
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::episode::{Assignment, EpisodeError, Rules, Stage};
+use crate::episode::{Assignment, EpisodeError, OtherPrompt, Rules, Stage};
+use crate::examples::Examples;
 use crate::phases::Phases;
 use crate::policy::anthropic::Messages;
 use crate::policy::endpoint::Endpoint;
@@ -24,7 +26,7 @@ use crate::policy::sampler::{self, Sampler};
 use crate::policy::scripted::Scripted;
 use crate::policy::served::{Served, Server, Settings};
 use crate::policy::{Policy, PolicyError, Sampling, anthropic, openai};
-use crate::prompts::Prompts;
+use crate::prompts::{Exchange, Prompts};
 use crate::trajectory::{Ending, Trajectory};
 
 /// The value of `LLM_ENDPOINT` that says: use what is recorded, call nothing.
@@ -34,8 +36,14 @@ const REPLAY_ONLY: &str = "replay-only";
 pub fn main() -> u8 {
     Program::main(|program| {
         let request = program.request.clone();
-        let (rules, samples) = (rules(&request)?, parameter::<u32>(&request, "samples")?);
+        let rules = rules(&request)?;
+        let plan = SamplePlan::of(&request)?;
         let prompts = prompts(&request)?;
+        let examples = examples(&request)?;
+        if let Some(examples) = &examples {
+            let message = format!("{} tasks have a correct answer to show as an example", examples.len());
+            program.send(&Event::Log { level: "info".into(), message });
+        }
         // First: an endpoint that is missing is told before anything is started.
         let policy = policy(&request)?;
         // Of several cards the first one samples and the others judge. One card can't do both at once.
@@ -45,10 +53,11 @@ pub fn main() -> u8 {
         let rollout = Rollout {
             stage: Stage { policy: policy.as_ref(), judge: &judge, prompts: &prompts, phases: &phases, rules: &rules },
             judge: &judge,
-            samples,
+            plan,
+            examples: examples.as_ref(),
             counts: Mutex::default(),
         };
-        let rows = (policy.width() + judge.width()).div_ceil(samples as usize);
+        let rows = (policy.width() + judge.width()).div_ceil(plan.samples as usize);
         let window = request.by_row.as_ref().map_or(1, |by_row| by_row.window as usize);
         program.each_row_at_once(rows.clamp(1, window), |row| rollout.answer(&row))?;
         let counts = rollout.counts.into_inner().expect("no panics while it was held");
@@ -70,8 +79,39 @@ impl From<PolicyError> for ProgramError {
 struct Rollout<'a> {
     stage: Stage<'a>,
     judge: &'a Judge,
-    samples: u32,
+    plan: SamplePlan,
+    examples: Option<&'a Examples>,
     counts: Mutex<Counts>,
+}
+
+/// How many episodes a task gets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct SamplePlan {
+    /// Side by side.
+    samples: u32,
+    /// Correct episodes after which there are no more; 0 asks for `samples` alone.
+    enough: u32,
+    /// Most episodes, where fewer than `enough` are correct.
+    most: u32,
+    /// Examples of earlier episodes that the samples are divided among.
+    examples: u32,
+    /// Whether trajectories have the prompts' own opening in place of the one with an example of earlier episodes.
+    forget_examples: bool,
+}
+
+impl SamplePlan {
+    fn of(request: &Request) -> Result<Self, ProgramError> {
+        let (samples, enough) = (parameter(request, "samples")?, parameter(request, "enough")?);
+        let most = if enough == 0 { samples } else { parameter::<u32>(request, "most_samples")?.max(samples) };
+        let forget_examples = parameter(request, "forget_examples")?;
+        Ok(Self { samples, enough, most, examples: parameter(request, "examples_per_task")?, forget_examples })
+    }
+
+    /// Which of `count` examples a sample is shown, the nearest first.
+    fn example_of(&self, sample: u32, count: usize) -> usize {
+        let share = self.samples.div_ceil(self.examples.max(1)).max(1);
+        (sample / share) as usize % count
+    }
 }
 
 impl Rollout<'_> {
@@ -99,11 +139,42 @@ impl Rollout<'_> {
         Ok(ended(row, RowStatus::Failed, "evaluator", error.message))
     }
 
-    /// All episodes with a task, side by side, in the order of their samples.
+    /// All episodes with a task, in the order of their samples: so many side by side, and as many again until enough are correct.
     fn episodes(&self, assignment: &Assignment) -> Result<Vec<Trajectory>, EpisodeError> {
+        let plan = &self.plan;
+        let wanted = (plan.examples.max(1) * plan.most.div_ceil(plan.samples)) as usize;
+        let shown = self.examples.map(|examples| examples.nearest(&assignment.task.code, wanted)).unwrap_or_default();
+        let own = match plan.forget_examples && !shown.is_empty() {
+            true => self.stage.own_prompt(assignment)?,
+            false => None,
+        };
+        let mut episodes: Vec<Trajectory> = Vec::new();
+        while (episodes.len() as u32) < plan.most {
+            let first = episodes.len() as u32;
+            episodes.extend(self.wave(assignment, first..plan.most.min(first + plan.samples), &shown, own.as_deref())?);
+            let correct = episodes.iter().filter(|episode| episode.reward.is_some_and(|reward| reward > 0.0)).count();
+            if correct as u32 >= plan.enough {
+                break;
+            }
+        }
+        Ok(episodes)
+    }
+
+    /// Some of a task's episodes, side by side.
+    fn wave(
+        &self,
+        assignment: &Assignment,
+        samples: Range<u32>,
+        shown: &[&Exchange],
+        own: Option<&[u32]>,
+    ) -> Result<Vec<Trajectory>, EpisodeError> {
         std::thread::scope(|scope| {
-            let run = |sample| scope.spawn(move || self.stage.run(assignment, sample));
-            let threads: Vec<_> = (0..self.samples).map(run).collect();
+            let run = |sample| {
+                let example = (!shown.is_empty()).then(|| shown[self.plan.example_of(sample, shown.len())]);
+                let prompt = example.map(|example| OtherPrompt { example, recorded: own });
+                scope.spawn(move || self.stage.run_with(assignment, sample, prompt))
+            };
+            let threads: Vec<_> = samples.map(run).collect();
             let ends: Vec<_> =
                 threads.into_iter().map(|thread| thread.join().expect("an episode does not panic")).collect();
             // What ends the stage is told before what ends a row.
@@ -225,6 +296,12 @@ fn input<'a>(request: &'a Request, port: &str) -> Option<&'a InputFile> {
 fn prompts(request: &Request) -> Result<Prompts, ProgramError> {
     let Some(folder) = input(request, "prompts") else { return Ok(Prompts::own()) };
     Prompts::with(&folder.path).map_err(|error| ProgramError::input(error.to_string()))
+}
+
+fn examples(request: &Request) -> Result<Option<Examples>, ProgramError> {
+    let Some(table) = input(request, "examples") else { return Ok(None) };
+    let read = Examples::read(&table.path).map_err(|error| ProgramError::input(format!("examples: {error}")));
+    read.map(Some)
 }
 
 fn is_local(request: &Request) -> bool {

@@ -21,7 +21,7 @@ use crate::policy::{Message, Role};
 
 #[cfg(test)]
 pub(crate) use self::table::tests::parquet_with;
-pub use self::table::{read, read_bytes};
+pub use self::table::{ReadError, read, read_bytes};
 
 /// Which way an episode goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
