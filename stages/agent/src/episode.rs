@@ -375,4 +375,4 @@ fn score(score: Score, turns: &[Turn]) -> Option<f64> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

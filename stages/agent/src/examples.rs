@@ -33,7 +33,8 @@ impl Examples {
     /// Those of trajectories whose last answer is correct.
     pub fn of(trajectories: &[Trajectory]) -> Self {
         let mut shortest: BTreeMap<&str, (&Trajectory, &str)> = BTreeMap::new();
-        for trajectory in trajectories.iter().filter(|trajectory| trajectory.reward.is_some_and(|reward| reward > 0.0)) {
+        for trajectory in trajectories.iter().filter(|trajectory| trajectory.reward.is_some_and(|reward| reward > 0.0))
+        {
             let Some(answer) = trajectory.last_verdict().filter(|turn| turn.reward > Some(0.0)) else { continue };
             let kept = shortest.entry(&trajectory.code).or_insert((trajectory, &answer.text));
             if (answer.text.len(), &answer.text[..]) < (kept.1.len(), kept.1) {
@@ -97,9 +98,11 @@ mod tests {
 
     fn solved(operator: &str, answer: &str, reward: f64) -> Trajectory {
         let mut trajectory = example();
-        trajectory.code = format!("import torch\nclass Model:\n    def forward(self, x):\n        return {operator}(x)\n");
+        trajectory.code =
+            format!("import torch\nclass Model:\n    def forward(self, x):\n        return {operator}(x)\n");
         trajectory.reward = Some(reward);
-        let verdict = Turn { outcome: Some("correct".into()), reward: Some(reward), ..Turn::new(Role::Assistant, answer) };
+        let verdict =
+            Turn { outcome: Some("correct".into()), reward: Some(reward), ..Turn::new(Role::Assistant, answer) };
         trajectory.turns = vec![Turn::new(Role::User, format!("write {operator}")), verdict];
         trajectory
     }

@@ -15,7 +15,7 @@
 //! - **Random numbers** belong to (seed, task, sample, turn) ([`policy::Key`]), so an answer depends on neither the
 //!   order nor the number of its neighbours, as far as the policy's arithmetic doesn't.
 //! - [`prompts`]: files; [`examples`]: correct answers of earlier episodes, to be shown in prompts; [`answer`]: the one rule by which a candidate is found in an answer.
-//! - [`episode`]: `single` (prompt → candidate → verdict) and `repair` (answer → verdict → revise).
+//! - [`series`]: the episodes of a task, how many and with which examples; [`episode`]: one of them, `single` (prompt → candidate → verdict) and `repair` (answer → verdict → revise).
 //! - [`trajectory`]: what is kept of an episode, its table, and what must hold of it when it is written and when it is read.
 //! - [`rollout`]: the by-row kind `agent/rollout`; [`show`]: an episode as people read it; [`report`]: the kind `agent/report`,
 //!   which makes an evaluation of trajectories.
@@ -32,6 +32,7 @@ pub mod policy;
 pub mod prompts;
 pub mod report;
 pub mod rollout;
+pub mod series;
 pub mod show;
 pub mod trajectory;
 

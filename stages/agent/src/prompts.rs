@@ -258,8 +258,10 @@ mod tests {
     fn examples_answer_as_the_prefill_begins() {
         let prompts = Prompts::own();
         for kind in KINDS.into_iter().chain(["example"]) {
-            let (task, header) =
-                (&prompts.files[format!("{kind}_task.py").as_str()], &prompts.files[format!("{kind}_contract.h").as_str()]);
+            let (task, header) = (
+                &prompts.files[format!("{kind}_task.py").as_str()],
+                &prompts.files[format!("{kind}_contract.h").as_str()],
+            );
             let parameters = header.lines().find_map(|line| line.strip_prefix("#define TASK_PARAMETERS ")).unwrap();
             let contract = Contract { header: header.clone(), parameters: parameters.to_owned() };
             let prefill = prompts.prefill("", &contract).unwrap();

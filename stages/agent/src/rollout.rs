@@ -4,7 +4,6 @@
 //! busy; an episode is a thread.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Mutex;
 
 use cuda_agent_kernels::fault::EvaluatorError;
@@ -15,7 +14,7 @@ use cuda_agent_protocol::{Event, InputRequest, Program, ProgramError, Request, R
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::episode::{Assignment, EpisodeError, OtherPrompt, Rules, Stage};
+use crate::episode::{Assignment, EpisodeError, Rules, Stage};
 use crate::examples::Examples;
 use crate::phases::Phases;
 use crate::policy::anthropic::Messages;
@@ -26,7 +25,8 @@ use crate::policy::sampler::{self, Sampler};
 use crate::policy::scripted::Scripted;
 use crate::policy::served::{Served, Server, Settings};
 use crate::policy::{Policy, PolicyError, Sampling, anthropic, openai};
-use crate::prompts::{Exchange, Prompts};
+use crate::prompts::Prompts;
+use crate::series::{SamplePlan, Series};
 use crate::trajectory::{Ending, Trajectory};
 
 /// The value of `LLM_ENDPOINT` that says: use what is recorded, call nothing.
@@ -37,7 +37,13 @@ pub fn main() -> u8 {
     Program::main(|program| {
         let request = program.request.clone();
         let rules = rules(&request)?;
-        let plan = SamplePlan::of(&request)?;
+        let plan = SamplePlan {
+            samples: parameter(&request, "samples")?,
+            enough: parameter(&request, "enough")?,
+            most: parameter(&request, "most_samples")?,
+            examples: parameter(&request, "examples_per_task")?,
+            forget_examples: parameter(&request, "forget_examples")?,
+        };
         let prompts = prompts(&request)?;
         let examples = examples(&request)?;
         if let Some(examples) = &examples {
@@ -51,10 +57,18 @@ pub fn main() -> u8 {
         let judge = stage::judge(&request, usize::from(is_local(&request) && gpus > 1))?;
         let phases = Phases::new(is_local(&request) && gpus == 1);
         let rollout = Rollout {
-            stage: Stage { policy: policy.as_ref(), judge: &judge, prompts: &prompts, phases: &phases, rules: &rules },
+            series: Series {
+                stage: Stage {
+                    policy: policy.as_ref(),
+                    judge: &judge,
+                    prompts: &prompts,
+                    phases: &phases,
+                    rules: &rules,
+                },
+                plan,
+                examples: examples.as_ref(),
+            },
             judge: &judge,
-            plan,
-            examples: examples.as_ref(),
             counts: Mutex::default(),
         };
         let rows = (policy.width() + judge.width()).div_ceil(plan.samples as usize);
@@ -77,41 +91,9 @@ impl From<PolicyError> for ProgramError {
 
 /// What the rows share.
 struct Rollout<'a> {
-    stage: Stage<'a>,
+    series: Series<'a>,
     judge: &'a Judge,
-    plan: SamplePlan,
-    examples: Option<&'a Examples>,
     counts: Mutex<Counts>,
-}
-
-/// How many episodes a task gets.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct SamplePlan {
-    /// Side by side.
-    samples: u32,
-    /// Correct episodes after which there are no more; 0 asks for `samples` alone.
-    enough: u32,
-    /// Most episodes, where fewer than `enough` are correct.
-    most: u32,
-    /// Examples of earlier episodes that the samples are divided among.
-    examples: u32,
-    /// Whether trajectories have the prompts' own opening in place of the one with an example of earlier episodes.
-    forget_examples: bool,
-}
-
-impl SamplePlan {
-    fn of(request: &Request) -> Result<Self, ProgramError> {
-        let (samples, enough) = (parameter(request, "samples")?, parameter(request, "enough")?);
-        let most = if enough == 0 { samples } else { parameter::<u32>(request, "most_samples")?.max(samples) };
-        let forget_examples = parameter(request, "forget_examples")?;
-        Ok(Self { samples, enough, most, examples: parameter(request, "examples_per_task")?, forget_examples })
-    }
-
-    /// Which of `count` examples a sample is shown, the nearest first.
-    fn example_of(&self, sample: u32, count: usize) -> usize {
-        let share = self.samples.div_ceil(self.examples.max(1)).max(1);
-        (sample / share) as usize % count
-    }
 }
 
 impl Rollout<'_> {
@@ -125,7 +107,7 @@ impl Rollout<'_> {
             Ok(Admission::Refused(why)) => return Ok(ended(row, RowStatus::Rejected, "task", why)),
             Err(error) => return self.evaluator_failed(row, error),
         };
-        match self.episodes(&Assignment { task, contract }) {
+        match self.series.episodes(&Assignment { task, contract }) {
             Ok(trajectories) => self.done(row, &trajectories),
             Err(EpisodeError::Policy(PolicyError::Failed(why))) => Ok(ended(row, RowStatus::Failed, "endpoint", why)),
             Err(EpisodeError::Policy(error)) => Err(error.into()),
@@ -137,51 +119,6 @@ impl Rollout<'_> {
     fn evaluator_failed(&self, row: &RowInput, error: EvaluatorError) -> Result<RowResult, ProgramError> {
         self.judge.is_in_service()?;
         Ok(ended(row, RowStatus::Failed, "evaluator", error.message))
-    }
-
-    /// All episodes with a task, in the order of their samples: so many side by side, and as many again until enough are correct.
-    fn episodes(&self, assignment: &Assignment) -> Result<Vec<Trajectory>, EpisodeError> {
-        let plan = &self.plan;
-        let wanted = (plan.examples.max(1) * plan.most.div_ceil(plan.samples)) as usize;
-        let shown = self.examples.map(|examples| examples.nearest(&assignment.task.code, wanted)).unwrap_or_default();
-        let own = match plan.forget_examples && !shown.is_empty() {
-            true => self.stage.own_prompt(assignment)?,
-            false => None,
-        };
-        let mut episodes: Vec<Trajectory> = Vec::new();
-        while (episodes.len() as u32) < plan.most {
-            let first = episodes.len() as u32;
-            episodes.extend(self.wave(assignment, first..plan.most.min(first + plan.samples), &shown, own.as_deref())?);
-            let correct = episodes.iter().filter(|episode| episode.reward.is_some_and(|reward| reward > 0.0)).count();
-            if correct as u32 >= plan.enough {
-                break;
-            }
-        }
-        Ok(episodes)
-    }
-
-    /// Some of a task's episodes, side by side.
-    fn wave(
-        &self,
-        assignment: &Assignment,
-        samples: Range<u32>,
-        shown: &[&Exchange],
-        own: Option<&[u32]>,
-    ) -> Result<Vec<Trajectory>, EpisodeError> {
-        std::thread::scope(|scope| {
-            let run = |sample| {
-                let example = (!shown.is_empty()).then(|| shown[self.plan.example_of(sample, shown.len())]);
-                let prompt = example.map(|example| OtherPrompt { example, recorded: own });
-                scope.spawn(move || self.stage.run_with(assignment, sample, prompt))
-            };
-            let threads: Vec<_> = samples.map(run).collect();
-            let ends: Vec<_> =
-                threads.into_iter().map(|thread| thread.join().expect("an episode does not panic")).collect();
-            // What ends the stage is told before what ends a row.
-            let rank = |error: &EpisodeError| !matches!(error, EpisodeError::Policy(PolicyError::Unusable { .. }));
-            let worst = ends.iter().filter_map(|end| end.as_ref().err()).min_by_key(|error| rank(error)).cloned();
-            worst.map_or_else(|| Ok(ends.into_iter().flatten().collect()), Err)
-        })
     }
 
     fn done(&self, row: &RowInput, trajectories: &[Trajectory]) -> Result<RowResult, ProgramError> {

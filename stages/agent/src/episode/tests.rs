@@ -11,7 +11,7 @@ use crate::policy::{Identity, Tokens as Sampled};
 const CONTRACT: &str = "namespace task {\nconstexpr long long x_size = 2048;\nconstexpr long long out_size = 2048;\n}\n\
     #define TASK_PARAMETERS const float* x, float* out\n";
 
-fn assignment() -> Assignment {
+pub(crate) fn assignment() -> Assignment {
     let code = "class Model(nn.Module):\n    def forward(self, x):\n        return torch.relu(x)\n".to_owned();
     let set = serde_json::Map::new();
     Assignment {
@@ -20,12 +20,12 @@ fn assignment() -> Assignment {
     }
 }
 
-fn rules(form: Form) -> Rules {
+pub(crate) fn rules(form: Form) -> Rules {
     let sampling = Sampling { temperature: 1.0, top_p: 1.0, top_k: None, max_tokens: 4096, stop: Vec::new() };
     Rules { form, turns: 4, score: Score::Last, goal: 1.0, sampling, seed: 3, timing: false, prefill: true }
 }
 
-fn judged(outcome: Outcome, reward: Option<f64>) -> Judged {
+pub(crate) fn judged(outcome: Outcome, reward: Option<f64>) -> Judged {
     Judged {
         outcome,
         message: "why".into(),
