@@ -53,6 +53,8 @@ pub enum ProgramFiles {
 #[derive(Clone, Debug, Default)]
 pub struct Catalog {
     kinds: BTreeMap<String, Entry>,
+    /// Executors of the project, beside the local one.
+    executors: Vec<String>,
 }
 
 /// A kind, loaded when it is first asked for: most commands need few of those that are built in.
@@ -71,6 +73,10 @@ impl spec::Catalog for Catalog {
 
     fn names(&self) -> Vec<String> {
         self.kinds.keys().cloned().collect()
+    }
+
+    fn executors(&self) -> Vec<String> {
+        std::iter::once(spec::LOCAL.to_owned()).chain(self.executors.iter().cloned()).collect()
     }
 }
 
@@ -120,6 +126,11 @@ impl Catalog {
             Arc::new(Kind { manifest, identity: identity(), executable, program, origin: place })
         };
         self.add_entry(name.to_owned(), Entry { origin, kind: Arc::new(LazyLock::new(Box::new(load))) })
+    }
+
+    /// Names the executors that stages may choose, beside the local one.
+    pub fn set_executors(&mut self, names: impl IntoIterator<Item = String>) {
+        self.executors = names.into_iter().collect();
     }
 
     /// Adds a kind.

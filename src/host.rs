@@ -6,9 +6,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Mutex;
 
-use cuda_agent_protocol::Device;
 use cuda_agent_protocol::manifest::{Manifest, Toolchain};
+use cuda_agent_protocol::{Device, ResourceGrant};
 use serde::{Deserialize, Serialize};
+
+use crate::spec::{self, Stage};
 
 /// A machine, as the engine sees it. Tests make one up.
 #[derive(Debug)]
@@ -27,6 +29,10 @@ pub struct Host {
     pub python: PathBuf,
     /// Where answers that take long are kept.
     pub cache: PathBuf,
+    /// Executors of the project beside this machine, by name.
+    pub executors: BTreeMap<String, spec::Executor>,
+    /// The executor of stages that name none; this machine where it isn't given.
+    pub executor: Option<String>,
     versions: Mutex<Option<Versions>>,
 }
 
@@ -86,6 +92,8 @@ impl Host {
             cpu_model: cpu_model(),
             python: located(&python, &std::env::var_os("PATH").unwrap_or_default()),
             cache: cache.to_owned(),
+            executors: BTreeMap::new(),
+            executor: None,
             versions: Mutex::new(None),
         }
     }
@@ -100,8 +108,15 @@ impl Host {
             cpu_model: cpu_model.to_owned(),
             python: "python3".into(),
             cache: std::env::temp_dir(),
+            executors: BTreeMap::new(),
+            executor: None,
             versions: Mutex::new(None),
         }
+    }
+
+    /// The same, with the project's other executors, and the one for stages that name none.
+    pub fn with_executors(self, executors: BTreeMap<String, spec::Executor>, executor: Option<String>) -> Self {
+        Self { executors, executor, ..self }
     }
 
     /// The device that a program with `gpus` GPUs measures on.
@@ -111,6 +126,41 @@ impl Host {
             // What was measured on a CPU is no answer to who asks for a GPU.
             None if gpus > 0 => Device::Cuda { model: "none".into(), driver: "none".into() },
             _ => Device::Cpu { model: self.cpu_model.clone() },
+        }
+    }
+
+    /// The executor of a stage and its name; `None` where that is this machine.
+    pub fn executor_of(&self, stage: &Stage) -> Option<(&str, &spec::Executor)> {
+        let name = stage.executor.as_ref().or(self.executor.as_ref())?;
+        self.executors.get_key_value(name).map(|(name, executor)| (name.as_str(), executor))
+    }
+
+    /// The device that a stage measures on, wherever it is executed; the executor's name where that declares none.
+    pub fn device_of(&self, stage: &Stage) -> Result<Device, String> {
+        let gpus = stage.resources.gpu;
+        let Some((name, executor)) = self.executor_of(stage) else { return Ok(self.device(gpus)) };
+        let spec::DeviceNames { gpu, driver, cpu } = executor.device.clone();
+        match gpu.zip(driver).filter(|_| gpus > 0) {
+            Some((model, driver)) => Ok(Device::Cuda { model, driver }),
+            None if gpus > 0 => Ok(Device::Cuda { model: "none".into(), driver: "none".into() }),
+            None => cpu.map(|model| Device::Cpu { model }).ok_or_else(|| name.to_owned()),
+        }
+    }
+
+    /// The part of this machine that was granted to a stage. It knows no other executors.
+    pub fn part(&self, grant: &ResourceGrant) -> Self {
+        let gpus = grant.gpus.iter().filter_map(|gpu| self.gpus.get(*gpu as usize).cloned());
+        Self {
+            cpus: grant.cpu,
+            memory: grant.memory_bytes,
+            gpus: gpus.collect(),
+            ignored_gpus: 0,
+            cpu_model: self.cpu_model.clone(),
+            python: self.python.clone(),
+            cache: self.cache.clone(),
+            executors: BTreeMap::new(),
+            executor: None,
+            versions: Mutex::new(self.versions.lock().expect("no panic happens under this lock").clone()),
         }
     }
 
@@ -242,14 +292,17 @@ fn cpu_model() -> String {
     named.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, model)| model.trim().to_owned())
 }
 
-/// Asks the driver's own tool; a machine without it has no GPUs for us. Of what it lists, the engine may use what
+/// Asks the driver's own tool (`CUDA_AGENT_NVIDIA_SMI` says where it is); a machine without it has no GPUs for us. Of what it lists, the engine may use what
 /// whoever started it allows (a batch system says so in CUDA_VISIBLE_DEVICES).
 fn gpus() -> Vec<Gpu> {
-    if !Path::new("/proc/driver/nvidia/version").exists() && !Path::new("/dev/nvidiactl").exists() {
+    let tool = std::env::var_os("CUDA_AGENT_NVIDIA_SMI");
+    let has_driver = || ["/proc/driver/nvidia/version", "/dev/nvidiactl"].iter().any(|path| Path::new(path).exists());
+    if tool.is_none() && !has_driver() {
         return Vec::new();
     }
+    let tool = tool.unwrap_or_else(|| "nvidia-smi".into());
     let query = ["--query-gpu=uuid,name,driver_version", "--format=csv,noheader"];
-    let Ok(output) = std::process::Command::new("nvidia-smi").args(query).output() else { return Vec::new() };
+    let Ok(output) = std::process::Command::new(tool).args(query).output() else { return Vec::new() };
     if !output.status.success() {
         return Vec::new();
     }

@@ -17,6 +17,7 @@ pub mod rows;
 pub mod schedule;
 pub mod spec;
 pub mod store;
+pub mod worker;
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};

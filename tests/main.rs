@@ -26,6 +26,7 @@ mod share_commands;
 mod shared;
 mod stores;
 mod support;
+mod workers;
 
 /// A test file that is not listed above would never run.
 #[test]

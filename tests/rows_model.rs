@@ -310,6 +310,7 @@ impl Place {
             secrets: Default::default(),
             jobs: None,
             sample: None,
+            waits: true,
         };
         let (_keep, interrupts) = mpsc::unbounded_channel();
         let mut subscribers: [&mut dyn Subscriber; 1] = [started];

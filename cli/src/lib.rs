@@ -21,6 +21,7 @@ mod share;
 mod text;
 mod verify;
 mod waiting;
+mod worker;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -182,6 +183,8 @@ enum Command {
     Gc(gc::Options),
     /// Run stages again, unseen by anybody, and compare; or compare what the store holds with its digests
     Verify(verify::Options),
+    /// Execute stages that runs on other machines announce in the shared store
+    Worker(worker::Options),
     /// List stage kinds, or describe one
     Stages(kinds::Options),
     /// Print the JSON Schema of pipeline files, for editors
@@ -261,6 +264,7 @@ fn dispatch(cli: Cli, builtins: &Builtins) -> Result<Exit, CliError> {
             Command::Tag(options) => artifacts::tag(&project, options).await,
             Command::Gc(options) => gc::gc(&project, options).await,
             Command::Verify(options) => verify::verify(&project, options).await,
+            Command::Worker(options) => worker::worker(&project, options).await,
             Command::Stages(options) => kinds::stages(&project, options),
             Command::Schema => kinds::schema(&project),
             Command::Graph(options) => plan::graph(&project, options),

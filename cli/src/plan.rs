@@ -384,6 +384,7 @@ fn source_name(pipeline: &Pipeline, source: &cuda_agent_engine::spec::Source) ->
         Source::Path(path) => path.display().to_string(),
         Source::Url { url, .. } => url.clone(),
         Source::Artifact { name, tag } => format!("{name}@{tag}"),
+        Source::Stored(artifact) => format!("artifact {}", artifact.digest.short()),
     }
 }
 

@@ -64,6 +64,7 @@ impl Project {
             }
             catalog.add_folder(&path)?;
         }
+        catalog.set_executors(settings.executors.keys().cloned());
         let waiting = Waiting::default();
         Ok(Self { common: common.clone(), folders, catalog, waiting, root, settings, folder })
     }
@@ -232,7 +233,8 @@ impl Project {
             false => self.folder.join(python),
         };
         let python = python.or_else(|| self.settings.python.as_ref().map(configured));
-        Host::detect(python.as_deref(), &self.folders.cache)
+        let host = Host::detect(python.as_deref(), &self.folders.cache);
+        host.with_executors(self.settings.executors.clone(), self.settings.executor.clone())
     }
 
     /// The same, as a stage crate's command is told.

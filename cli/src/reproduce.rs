@@ -96,6 +96,7 @@ pub async fn run_again(project: &Project, options: Again) -> Result<Exit, CliErr
         secrets,
         jobs: options.jobs,
         sample: Some(sample),
+        waits: true,
     };
     let mut printer: Box<dyn Subscriber> = match (project.common.json, std::io::stderr().is_terminal()) {
         (true, _) => Box::new(Vec::new()),

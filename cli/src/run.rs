@@ -106,6 +106,7 @@ pub async fn run(project: &Project, options: Options) -> Result<Exit, CliError> 
         secrets: values,
         jobs: options.jobs,
         sample: None,
+        waits: true,
     };
     if let Some(error) = CliError::all(engine.planner().problems(&engine.selected)) {
         return Err(error);

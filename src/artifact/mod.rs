@@ -14,7 +14,7 @@ use crate::digest::Digest;
 use crate::key::InputIdentity;
 
 /// A published output, as a record names it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Artifact {
     /// Its type.
     #[serde(rename = "type")]
@@ -37,7 +37,7 @@ pub struct Artifact {
 }
 
 /// A column of a published table.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ColumnInfo {
     /// Its name.
     pub name: String,

@@ -3,9 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cuda_agent_protocol::manifest::Resources;
-
-use super::failure::Explanation;
+use super::executor::Executors;
+use super::failure::{Explanation, Failure};
 use super::launch::Launcher;
 use super::sample::Sample;
 use super::secrets::Secrets;
@@ -45,6 +44,8 @@ pub struct Engine<'a> {
     pub jobs: Option<u32>,
     /// Of the rows of a refreshed by-row stage, do only some again.
     pub sample: Option<Sample>,
+    /// Whether a stage waits where another run makes its result; else the attempt ends with that.
+    pub waits: bool,
 }
 
 /// What a run came to.
@@ -62,6 +63,8 @@ pub struct Report {
     pub hits: usize,
     /// Stages that failed, with why.
     pub failed: BTreeMap<String, Explanation>,
+    /// The same for programs.
+    pub failures: BTreeMap<String, Failure>,
     /// As it was recorded last.
     pub manifest: Option<RunManifest>,
 }
@@ -81,18 +84,16 @@ impl Engine<'_> {
         }
     }
 
-    /// A scheduler of the selected stages.
-    pub fn scheduler(&self) -> Scheduler {
-        let producers: Vec<Vec<usize>> = self.pipeline.stages.iter().map(crate::plan::producers).collect();
-        let needs = self.pipeline.stages.iter().map(|stage| self.need(stage)).collect();
-        Scheduler::new(&producers, &self.selected, needs, self.pools())
+    /// The executors of this run.
+    pub fn executors(&self) -> Executors {
+        Executors::new(self.host, self.pools(), self.jobs)
     }
 
-    /// What a program of a stage needs. `--jobs 1` means one after another, not that wide stages cannot run.
-    pub fn need(&self, stage: &Stage) -> Resources {
-        let pools = self.pools();
-        let need = stage.resources.clone().on(pools.cpus, pools.gpus.len());
-        Resources { cpu: need.cpu.min(self.jobs.unwrap_or(u32::MAX)), ..need }
+    /// A scheduler of the selected stages.
+    pub fn scheduler(&self, executors: &Executors) -> Scheduler {
+        let producers: Vec<Vec<usize>> = self.pipeline.stages.iter().map(crate::plan::producers).collect();
+        let needs = self.pipeline.stages.iter().map(|stage| executors.of(self.host, stage).need(stage)).collect();
+        Scheduler::new(&producers, &self.selected, needs, self.pools())
     }
 
     /// A stage of the pipeline.

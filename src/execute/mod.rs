@@ -7,6 +7,7 @@
 //! | `report`, `checkpoint_state`, `job` | one attempt at a stage: what it has, and what it reports |
 //! | `program`, `attempt`, `checkpoint`, `events`, `exit`, `commit` | the steps of an attempt |
 //! | `whole`, `by_row` | the two ways to execute a stage; `stage` chooses one |
+//! | `executor` | where attempts are executed: on this machine, or by workers |
 //! | `engine` | what a run needs, and what it came to |
 //! | `run` | the loop |
 //!
@@ -20,6 +21,7 @@ mod commit;
 mod durations;
 mod engine;
 mod events;
+pub mod executor;
 mod exit;
 mod failure;
 mod files;

@@ -6,6 +6,7 @@ use arrow::array::Array;
 use cuda_agent_protocol::manifest::OutputPort;
 use cuda_agent_protocol::{ColumnType, PortType};
 
+use super::failure::Failure;
 use super::log::Redactor;
 use crate::artifact::column::{canonical, encode};
 use crate::artifact::table::TableInfo;
@@ -81,6 +82,24 @@ pub async fn publish(
     }
     store.put_blob_file(&artifact.blob, path, again).await?;
     Ok(artifact)
+}
+
+/// Stores a copy of an input under the blobs that its artifact names; `false` where the copy is something else by now. What
+/// is at `path` is used up.
+pub async fn publish_input(store: &Store, artifact: &Artifact, path: &Path) -> Result<bool, Failure> {
+    if artifact.rows.is_some() {
+        let bytes = unless_small(path, path.to_owned(), |path| Digest::of_file(&path)).await;
+        if bytes.map_err(ArtifactError::io(path))? != artifact.blob {
+            return Ok(false);
+        }
+        store.put_blob_file(&artifact.blob, path, Again::No).await?;
+        return Ok(true);
+    }
+    match store_tree(store, artifact.port_type, path, Again::No).await {
+        Ok(stored) => Ok(stored.digest == artifact.digest && stored.blob == artifact.blob),
+        Err(TreeError::Artifact(error)) => Err(error.into()),
+        Err(TreeError::Store(error)) => Err(error.into()),
+    }
 }
 
 /// Does something with what is at `path`, on another thread where that is not small: small outputs are not worth another

@@ -336,7 +336,11 @@ fn few(names: &[String]) -> String {
 }
 
 fn device(value: &Value) -> String {
-    value["model"].as_str().map_or_else(|| "none".to_owned(), str::to_owned)
+    match (value["model"].as_str(), value["driver"].as_str()) {
+        (Some(model), Some(driver)) => format!("{model} (driver {driver})"),
+        (Some(model), None) => model.to_owned(),
+        (None, _) => "none".to_owned(),
+    }
 }
 
 #[cfg(test)]

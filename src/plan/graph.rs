@@ -273,6 +273,7 @@ fn outside(pipeline: &Pipeline) -> Vec<(usize, String, Outside)> {
                 Source::Path(path) => path.strip_prefix(&pipeline.folder).unwrap_or(path).display().to_string(),
                 Source::Url { url, .. } => url.clone(),
                 Source::Artifact { name, tag } => format!("{name}@{tag}"),
+                Source::Stored(artifact) => format!("artifact {}", artifact.digest.short()),
             };
             let next = nodes.len();
             let node = *nodes.entry(text.clone()).or_insert(next);

@@ -64,6 +64,16 @@ pub enum PlanError {
         /// What is wrong.
         error: ArtifactError,
     },
+    /// What it measures on is not known.
+    #[error("{location}: stage `{stage}` measures on a CPU, and executor `{executor}` declares none")]
+    Device {
+        /// `file:line:column` of the stage.
+        location: String,
+        /// The stage.
+        stage: String,
+        /// Its executor.
+        executor: String,
+    },
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -86,6 +96,10 @@ impl PlanError {
                      interpreter with `python:` in cuda-agent.yaml or CUDA_AGENT_PYTHON"
                 ))
             }
+            Self::Device { executor, .. } => Some(format!(
+                "add `device: {{ cpu: \"…\" }}` to executor `{executor}` in cuda-agent.yaml; `cuda-agent worker --list` shows \
+                 the models of its machines"
+            )),
             Self::Store(error) => error.hint.clone(),
             _ => None,
         }
@@ -93,7 +107,7 @@ impl PlanError {
 
     /// Whether the pipeline file is at fault (and not the machine).
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::Input { .. } | Self::Program { .. })
+        matches!(self, Self::Input { .. } | Self::Program { .. } | Self::Device { .. })
     }
 }
 
@@ -456,6 +470,7 @@ impl<'a> Planner<'a> {
             Source::Path(path) => path.display().to_string(),
             Source::Url { url, .. } => url.clone(),
             Source::Artifact { name, tag } => format!("{name}@{tag}"),
+            Source::Stored(artifact) => format!("artifact {}", artifact.digest.short()),
         };
         let ports = stage.inputs.iter();
         ports.map(|(port, sources)| (port.clone(), sources.iter().map(named).collect::<Vec<_>>().join(", "))).collect()

@@ -32,6 +32,7 @@ impl Planner<'_> {
                         inputs::download(&self.files, url, digest, port_type, &self.folders.cache).await
                     }
                     Source::Artifact { name, tag } => inputs::tagged(self.store, name, tag).await,
+                    Source::Stored(artifact) => Ok(Input::stored((**artifact).clone())),
                 };
                 let input = input.and_then(|input| self.fits(stage, port, input));
                 resolved.push(input.map_err(|error| Self::input_error(stage, port, error))?);
@@ -55,6 +56,7 @@ impl Planner<'_> {
                 let input = match source {
                     Source::Stage { stage: producer, output } => self.made(*producer, output, &known),
                     Source::Path(path) => self.files.input_at_once(path, port_type),
+                    Source::Stored(artifact) => Ok(Input::stored((**artifact).clone())),
                     Source::Url { .. } | Source::Artifact { .. } => return None,
                 };
                 input.and_then(|input| self.fits(stage, port, input)).ok()
@@ -88,7 +90,8 @@ impl Planner<'_> {
     fn fits(&self, stage: &Stage, port: &str, input: Input) -> Result<Input, InputError> {
         let declared = &stage.kind.inputs[port];
         // A command takes what a tag names, whatever that is: nobody can know before it is looked up.
-        let open = stage.command.is_some() && matches!(stage.inputs[port][..], [Source::Artifact { .. }]);
+        let open =
+            stage.command.is_some() && matches!(stage.inputs[port][..], [Source::Artifact { .. } | Source::Stored(_)]);
         if !open && declared.port_type.is_table() != input.artifact.rows.is_some() {
             let is = if input.artifact.rows.is_some() { "a table" } else { "a file or folder, not a Parquet table" };
             return Err(format!("expected {}, but this is {is}", declared.port_type).into());
@@ -131,6 +134,11 @@ impl Planner<'_> {
         let toolchain =
             self.host.toolchain(manifest).map_err(|error| PlanError::Toolchain { stage: stage.name.clone(), error })?;
         let measured = manifest.determinism == Determinism::Measured;
+        let unknown = |executor: String| {
+            let (location, stage) = (stage.location.to_string(), stage.name.clone());
+            PlanError::Device { location, stage, executor }
+        };
+        let device = if measured { Some(self.host.device_of(stage).map_err(unknown)?) } else { None };
         let (program, executable) = self.program(stage)?;
         let preimage = Preimage {
             schema: key::SCHEMA,
@@ -143,7 +151,7 @@ impl Planner<'_> {
             env,
             secrets: stage.secrets.clone(),
             toolchain,
-            device: measured.then(|| self.host.device(stage.resources.gpu)),
+            device,
             rows_of: None,
         };
         Ok(preimage.versioned())

@@ -32,9 +32,10 @@ use cuda_agent_protocol::Manifest;
 pub use document::Location;
 pub use error::{SpecError, SpecErrors};
 pub use manifest::parse_manifest;
-pub use project::{Project, parse_project};
+pub use project::{DeviceNames, Executor, ExecutorKind, Limits, Project, parse_project};
 pub use schema::schema;
 pub use types::{Command, Pipeline, Retry, SecretSource, Source, Stage};
+pub use units::duration;
 
 use check::Absent;
 use document::{Document, Place};
@@ -47,7 +48,14 @@ pub trait Catalog {
     fn get(&self, name: &str) -> Option<Arc<Manifest>>;
     /// The names of all kinds, for suggestions.
     fn names(&self) -> Vec<String>;
+    /// The names of the executors that a stage may choose.
+    fn executors(&self) -> Vec<String> {
+        vec![LOCAL.to_owned()]
+    }
 }
+
+/// The executor that every project has: this machine.
+pub const LOCAL: &str = "local";
 
 /// Reads an included file; the path is already joined with the folder of the file that includes it.
 pub type Include<'a> = &'a dyn Fn(&Path) -> io::Result<String>;

@@ -1,16 +1,19 @@
 //! Reading `cuda-agent.yaml`, the project file.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use cuda_agent_protocol::manifest::bytes;
+use cuda_agent_protocol::manifest::{bytes, describe};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::check::{self, Absent};
 use super::document::{Document, Place};
-use super::error::{Problem, SpecErrors, did_you_mean};
-use super::{deserialize, shape};
+use super::error::{Problem, SpecErrors, did_you_mean, list};
+use super::{LOCAL, deserialize, shape, units};
+use crate::name::is_name;
 
 /// How URLs of stores begin; the last three are remote.
 const STORES: [&str; 5] = ["file", "memory", "s3", "gs", "az"];
@@ -40,6 +43,70 @@ pub struct Project {
     pub python: Option<PathBuf>,
     /// The folder for everything local; `.cuda-agent` where it isn't given.
     pub work: Option<PathBuf>,
+    /// Executors beside the local one, by name.
+    pub executors: BTreeMap<String, Executor>,
+    /// The executor of stages that name none.
+    pub executor: Option<String>,
+}
+
+/// Machines that execute stages for this project.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Executor {
+    /// How stages get there.
+    #[serde(deserialize_with = "kind")]
+    pub kind: ExecutorKind,
+    /// What its machines measure on.
+    pub device: DeviceNames,
+    /// What one of its machines has.
+    pub resources: Limits,
+    /// How long a stage waits for a machine, as it is written.
+    wait: Option<Value>,
+}
+
+impl Executor {
+    /// How long a stage waits for a machine; for ever where it isn't given.
+    pub fn wait(&self) -> Option<Duration> {
+        self.wait.as_ref().and_then(Value::as_str).and_then(units::duration)
+    }
+}
+
+/// How stages get to an executor's machines.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ExecutorKind {
+    /// By the shared store: workers look for them there.
+    #[default]
+    Workers,
+    /// None that this version knows; the file is refused.
+    Unknown(String),
+}
+
+/// The kinds of executors that a file can name.
+const KINDS: [&str; 1] = ["workers"];
+
+/// Models of devices, as the machines report them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DeviceNames {
+    /// The GPUs' model.
+    pub gpu: Option<String>,
+    /// The GPUs' driver.
+    pub driver: Option<String>,
+    /// The CPU's model.
+    pub cpu: Option<String>,
+}
+
+/// What a machine has; what isn't given is not checked before a stage gets there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// CPU cores.
+    pub cpu: Option<u32>,
+    /// Bytes of memory.
+    #[serde(deserialize_with = "size")]
+    pub memory: Option<u64>,
+    /// GPUs.
+    pub gpu: Option<u32>,
 }
 
 /// Reads a project file; `file` is what errors call it. An empty file is a project that says nothing.
@@ -55,6 +122,7 @@ pub fn parse_project(text: &str, file: &Path) -> Result<Project, SpecErrors> {
         Project::default()
     });
     problems.extend(store_problems(&project));
+    problems.extend(executor_problems(&project));
     if problems.is_empty() { Ok(project) } else { Err(SpecErrors::new(&[document], problems)) }
 }
 
@@ -105,6 +173,55 @@ fn store_problems(project: &Project) -> Vec<Problem> {
         }
     }
     problems
+}
+
+/// What is wrong with the executors.
+fn executor_problems(project: &Project) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for (name, executor) in &project.executors {
+        let place = || Place::root(0).key("executors").key(name);
+        if !is_name(name) || name == LOCAL {
+            let hint = "names have letters, digits, `_` and `-`; `local` is this machine's own";
+            problems
+                .push(Problem::new(place().name(), format!("`{name}` can't be the name of an executor")).hint(hint));
+        }
+        if let ExecutorKind::Unknown(kind) = &executor.kind {
+            let hint = did_you_mean(kind, KINDS).unwrap_or_else(|| format!("kinds of executors: {}", list(KINDS)));
+            problems.push(Problem::new(place().key("kind"), format!("unknown kind of executor `{kind}`")).hint(hint));
+        }
+        if let (Some(wait), None) = (&executor.wait, executor.wait()) {
+            let problem =
+                Problem::new(place().key("wait"), format!("`wait` must be a duration, not {}", describe(wait)));
+            problems.push(problem.hint("durations look like `30s`, `2h` or `1h30m`; units are ms, s, m, h and d"));
+        }
+        let device = &executor.device;
+        let lack = match (&device.gpu, &device.driver) {
+            (Some(_), None) => Some(("device", "`device` has a `gpu` and no `driver`")),
+            (None, Some(_)) => Some(("device", "`device` has a `driver` and no `gpu`")),
+            (None, None) if executor.resources.gpu.is_some_and(|gpus| gpus > 0) => {
+                Some(("resources", "machines with GPUs need a `device` with `gpu` and `driver`"))
+            }
+            _ => None,
+        };
+        if let Some((field, message)) = lack {
+            let hint = "times belong to a model and a driver: `device: { gpu: \"NVIDIA H200\", driver: \"580.65.06\" }`, as \
+                        nvidia-smi and `cuda-agent worker --list` show them";
+            problems.push(Problem::new(place().key(field), message).hint(hint));
+        }
+    }
+    let known = || std::iter::once(LOCAL).chain(project.executors.keys().map(String::as_str));
+    if let Some(name) = project.executor.as_ref().filter(|name| !known().any(|known| known == name.as_str())) {
+        let hint =
+            did_you_mean(name, known()).unwrap_or_else(|| format!("executors of the project: {}", list(known())));
+        problems.push(Problem::new(Place::root(0).key("executor"), format!("unknown executor `{name}`")).hint(hint));
+    }
+    problems
+}
+
+/// The kind of an executor; which ones there are is checked with the rest.
+fn kind<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ExecutorKind, D::Error> {
+    let kind = String::deserialize(deserializer)?;
+    Ok(if kind == "workers" { ExecutorKind::Workers } else { ExecutorKind::Unknown(kind) })
 }
 
 /// A number of bytes, or text such as `100GB`.

@@ -40,6 +40,7 @@ pub(crate) struct Stage {
     pub tags: Option<Vec<String>>,
     pub when: Option<Value>,
     pub resources: Option<Resources>,
+    pub executor: Option<String>,
     pub retry: Option<Retry>,
     pub timeout: Option<Value>,
     pub env: Option<Entries<String>>,

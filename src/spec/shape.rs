@@ -154,6 +154,7 @@ pub(crate) static STAGE: Record = Record {
             "Leaves the stage out where it is false.",
         ),
         field("resources", Shape::Record(&RESOURCES), "What it needs, instead of what its kind says."),
+        field("executor", Shape::Text, "Which executor of the project executes it: `local`, or one of `executors:`."),
         field(
             "retry",
             Shape::Either(&[Shape::Any("a whole number"), Shape::Record(&RETRY)]),
@@ -211,6 +212,33 @@ pub(crate) static INCLUDED: Record = Record {
     ],
 };
 
+static DEVICE: Record = Record {
+    what: "`device`",
+    fields: &[
+        field("gpu", Shape::Text, "The GPUs' model, as nvidia-smi names it."),
+        field("driver", Shape::Written, "The driver's version."),
+        field("cpu", Shape::Text, "The CPU's model; needed for stages that measure on CPUs."),
+    ],
+};
+
+static EXECUTOR: Record = Record {
+    what: "an executor",
+    fields: &[
+        required("kind", Shape::Text, "`workers`: processes that take stages from the store (`cuda-agent worker`)."),
+        field(
+            "device",
+            Shape::Record(&DEVICE),
+            "What its machines have; it counts in the keys of stages that measure.",
+        ),
+        field("resources", Shape::Record(&KIND_RESOURCES), "What one of its machines has."),
+        field(
+            "wait",
+            Shape::Any("a duration such as 1h"),
+            "Fails a stage that no worker has been there for, for so long.",
+        ),
+    ],
+};
+
 /// `cuda-agent.yaml`.
 pub(crate) static PROJECT: Record = Record {
     what: "a project",
@@ -229,6 +257,8 @@ pub(crate) static PROJECT: Record = Record {
         field("stages", WORDS, "Folders with stage kinds of the project."),
         field("python", Shape::Text, "The Python interpreter that stages run with."),
         field("work", Shape::Text, "The folder for everything local."),
+        field("executors", Shape::Map(&Shape::Record(&EXECUTOR)), "Other machines that execute stages, by name."),
+        field("executor", Shape::Text, "The executor of stages that name none; `local` by default."),
     ],
 };
 

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use cuda_agent_protocol::Manifest;
 use cuda_agent_protocol::manifest::Resources;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::document::Location;
+use crate::artifact::Artifact;
 
 /// A pipeline that is ready to be planned.
 #[derive(Clone, Debug)]
@@ -28,7 +30,8 @@ pub struct Pipeline {
 }
 
 /// Where the value of a secret is found at run time.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SecretSource {
     /// An environment variable of the engine.
     Environment(String),
@@ -58,6 +61,8 @@ pub struct Stage {
     pub inputs: BTreeMap<String, Vec<Source>>,
     /// The kind's, overridden by the stage's.
     pub resources: Resources,
+    /// The executor that it names; the project's default where it names none.
+    pub executor: Option<String>,
     /// How often and how fast to try again.
     pub retry: Retry,
     /// Kill after this.
@@ -77,7 +82,8 @@ pub struct Stage {
 }
 
 /// The command of a `uses: run` stage.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Command {
     /// `run: "text"`: given to `sh -euc`.
     Shell(String),
@@ -111,6 +117,8 @@ pub enum Source {
         /// Tag.
         tag: String,
     },
+    /// An artifact of the store. No file says this: it is how a worker gets the inputs of a stage.
+    Stored(Box<Artifact>),
 }
 
 /// `retry: 2` or `retry: {attempts: 2, backoff: 1s, max_backoff: 1m}`: `attempts` counts the tries after the first, and is

@@ -6,7 +6,7 @@ use std::time::Duration;
 pub(crate) const LONGEST: Duration = Duration::from_secs(100 * 366 * 86_400);
 
 /// Reads `30s`, `1h30m`, `1.5h` or `500ms`; nothing longer than [`LONGEST`].
-pub(crate) fn duration(text: &str) -> Option<Duration> {
+pub fn duration(text: &str) -> Option<Duration> {
     let mut rest = text.trim();
     if rest.is_empty() {
         return None;

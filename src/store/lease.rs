@@ -46,7 +46,7 @@ impl Holder {
     }
 
     /// Whether it is a process of this machine that is gone.
-    fn is_gone(&self) -> bool {
+    pub fn is_gone(&self) -> bool {
         let Some((held_at, pid, began)) = &self.process else { return false };
         place().is_some_and(|place| place == *held_at) && has_ended(started(*pid), || exists(*pid), *began)
     }
@@ -169,8 +169,8 @@ impl Observer {
         self.dead.lock().expect("no panic happens under this lock").contains(run)
     }
 
-    /// Whether a run has shown the same sign of life for too long.
-    fn is_silent(&self, run: &str, heartbeat_at: f64) -> bool {
+    /// Whether a run, or a worker, has shown the same sign of life for too long.
+    pub fn is_silent(&self, run: &str, heartbeat_at: f64) -> bool {
         let sign = heartbeat_at.to_bits();
         let mut seen = self.seen.lock().expect("no panic happens under this lock");
         let last = seen.entry(run.to_owned()).or_insert_with(|| (sign, Instant::now()));
@@ -275,6 +275,11 @@ impl Store {
             }
         }
         truth.delete(&own).await
+    }
+
+    /// Whether a run goes on, as far as it can be seen from here.
+    pub async fn is_alive(&self, run: &Holder, observer: &Observer) -> Result<bool, StoreError> {
+        Ok(!self.is_dead(run, observer).await?)
     }
 
     async fn holder_of(&self, name: &str, number: u32) -> Result<Option<(Bytes, Holder)>, StoreError> {

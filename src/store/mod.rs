@@ -28,6 +28,7 @@ pub mod share;
 mod state;
 pub mod tier;
 mod transfer;
+pub mod work;
 
 use std::path::Path as FilePath;
 use std::sync::Arc;

@@ -10,6 +10,7 @@ use super::{
     CONCURRENT, Commit, LAYOUT, Record, SegmentName, Store, StoreError, blob_name, grace, record_name, segment_name,
     shared_name,
 };
+use crate::artifact::Artifact;
 use crate::digest::Digest;
 
 /// Files that go up or come down at the same time; each may be in pieces itself.
@@ -57,9 +58,34 @@ impl Store {
         self.commit(record, after).await.map(|commit| commit.record)
     }
 
+    /// Sees to it that others find an artifact that no record names.
+    pub async fn share_artifact(&self, artifact: &Artifact) -> Result<(), StoreError> {
+        match self.writable() {
+            Some(remote) => self.share_blobs_of(remote, [artifact], false).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Sees to it that others find a file that no record names.
+    pub async fn share_file(&self, blob: &Digest) -> Result<(), StoreError> {
+        match self.writable() {
+            Some(remote) => self.share_blob(remote, blob, false).await,
+            None => Ok(()),
+        }
+    }
+
     async fn share_blobs(&self, remote: &Remote, record: &Record, again: bool) -> Result<(), StoreError> {
+        self.share_blobs_of(remote, record.outputs.values(), again).await
+    }
+
+    async fn share_blobs_of(
+        &self,
+        remote: &Remote,
+        artifacts: impl IntoIterator<Item = &Artifact>,
+        again: bool,
+    ) -> Result<(), StoreError> {
         let mut blobs = Vec::new();
-        for artifact in record.outputs.values() {
+        for artifact in artifacts {
             let found = self.blobs_of(artifact).await?;
             let gone = || self.local.error("share", &artifact.blob.to_string(), "the list of a tree's files is gone");
             blobs.extend(found.ok_or_else(gone)?);

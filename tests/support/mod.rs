@@ -324,6 +324,7 @@ impl Lab {
             secrets: self.secrets.clone(),
             jobs: None,
             sample: None,
+            waits: true,
         };
         let (interrupt, interrupts) = tokio::sync::mpsc::unbounded_channel();
         *self.interrupt.lock().unwrap() = Some(interrupt);

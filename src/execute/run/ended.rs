@@ -56,6 +56,7 @@ impl Run<'_, '_> {
         };
         let failure = match failure {
             Failure::LookUpAgain(..) if !self.goes_on() => Failure::Cancelled,
+            failure @ Failure::LookUpAgain(..) if !self.engine.waits => failure,
             Failure::LookUpAgain(leases, _) if self.may_look_up_again(id, &leases) => {
                 self.wait_for_others(id, leases);
                 return Ok(());
@@ -204,7 +205,10 @@ impl Run<'_, '_> {
                 self.record.set_outcome(id, active.as_ref().map(Active::keys), StageState::Cancelled, None);
                 StageOutcome::Cancelled
             }
-            false => self.failed(id, active, failure.explanation(), duration_s),
+            false => {
+                self.report.failures.insert(name.clone(), failure.clone());
+                self.failed(id, active, failure.explanation(), duration_s)
+            }
         };
         self.emit(RunEvent::StageFinished { stage: name.clone(), outcome, duration_s, rows: None });
         for skipped in self.scheduler.finish(id.0, false).into_iter().map(StageId) {

@@ -116,9 +116,8 @@ impl<'e, 'a> Run<'e, 'a> {
 
     /// Queues a stage that has no result, unless it can never run here or another stage is making the same.
     fn queue(&mut self, id: StageId, active: Active) {
-        if let Some(lack) = self.engine.pools().lack(&self.engine.need(self.stage(id))) {
-            let failure = Failure::permanent(format!("needs {lack}"))
-                .with_hint("lower `resources:` of the stage, or run on a larger machine");
+        let stage = self.stage(id);
+        if let Some(failure) = self.executors.of(self.engine.host, stage).lack(stage) {
             self.active.insert(id, active);
             self.fail(id, failure);
             return;

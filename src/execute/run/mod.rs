@@ -21,6 +21,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::engine::{Engine, Report};
+use super::executor::Executors;
 use super::job::Context;
 use super::launch::{GRACE, Stop};
 use super::report::Message;
@@ -46,6 +47,7 @@ const GRACE_OF_KILL: Duration = Duration::from_secs(2);
 /// A run while it goes on.
 struct Run<'e, 'a> {
     engine: &'e Engine<'a>,
+    executors: Executors,
     context: Arc<Context>,
     scheduler: Scheduler,
     lookups: Lookups<'e>,
@@ -89,12 +91,15 @@ impl Engine<'_> {
             executed: Vec::new(),
             hits: 0,
             failed: BTreeMap::new(),
+            failures: BTreeMap::new(),
             manifest: None,
         };
+        let executors = self.executors();
         let run = Run {
             engine: self,
             context: Arc::new(self.context(&run)),
-            scheduler: self.scheduler(),
+            scheduler: self.scheduler(&executors),
+            executors,
             lookups: Lookups::new(self.planner()),
             outputs: vec![None; self.pipeline.stages.len()],
             active: HashMap::new(),

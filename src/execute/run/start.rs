@@ -10,11 +10,11 @@ use super::Run;
 use super::job_end::JobEnd;
 use crate::event::RunEvent;
 use crate::execute::checkpoint_state::CheckpointState;
+use crate::execute::executor::Executor;
 use crate::execute::folders::live_log;
 use crate::execute::job::{Grants, Job};
 use crate::execute::log::Log;
 use crate::execute::report::Reporter;
-use crate::execute::stage;
 use crate::execute::stage_id::StageId;
 
 impl Run<'_, '_> {
@@ -26,7 +26,8 @@ impl Run<'_, '_> {
             let (stage, attempt, reasons) = (job.stage().name.clone(), job.attempt, job.reasons.clone());
             self.emit(RunEvent::StageStarted { stage, attempt, reasons, rows: None });
         }
-        self.jobs.spawn(run(job));
+        let executor = self.executors.of(self.engine.host, job.stage()).clone();
+        self.jobs.spawn(run(job, executor));
     }
 
     fn job(&mut self, id: StageId, grant: ResourceGrant) -> Job {
@@ -60,8 +61,8 @@ impl Run<'_, '_> {
     }
 }
 
-async fn run(mut job: Job) -> JobEnd {
-    let outcome = stage::execute(&mut job).await;
+async fn run(mut job: Job, executor: Arc<dyn Executor>) -> JobEnd {
+    let outcome = executor.execute(&mut job).await;
     job.give_back_leases().await;
     job.give_back_unused_grants();
     JobEnd::Attempt(job.id, outcome.map(Box::new))

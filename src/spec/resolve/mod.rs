@@ -112,7 +112,7 @@ struct Cell {
 }
 
 pub(super) struct Resolver<'a> {
-    catalog: &'a dyn Catalog,
+    pub catalog: &'a dyn Catalog,
     folder: &'a Path,
     documents: &'a [Arc<Document>],
     broken: &'a Broken,
@@ -411,6 +411,7 @@ impl Resolver<'_> {
             params: read.params,
             inputs: BTreeMap::new(),
             resources: read.resources,
+            executor: read.executor,
             retry: read.retry,
             timeout: read.timeout,
             tags: read.tags,
@@ -457,6 +458,7 @@ impl Resolver<'_> {
             allow_failed_rows: allow_failed_rows.unwrap_or(0),
             max_rejected,
             resources,
+            executor: reader.executor(self, raw.executor),
             command_params: raw.run.as_ref().map(stage::params_in).unwrap_or_default(),
             command: if is_run { reader.command(raw.run) } else { None },
             retry: reader.retry(raw.retry),
@@ -498,6 +500,7 @@ struct CellRead {
     allow_failed_rows: u64,
     max_rejected: Option<u64>,
     resources: Resources,
+    executor: Option<String>,
     command: Option<super::types::Command>,
     command_params: BTreeSet<String>,
     retry: super::types::Retry,

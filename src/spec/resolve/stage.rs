@@ -105,6 +105,23 @@ impl Reader<'_> {
         }
     }
 
+    /// The name of an executor; it must be one of the project's.
+    pub fn executor(&mut self, resolver: &Resolver, raw: Option<String>) -> Option<String> {
+        let parent = self.spot;
+        let spot = parent.key("executor");
+        let name = self.scope.text(raw?, &spot, self.problems)?;
+        let known = resolver.catalog.executors();
+        if !known.contains(&name) {
+            let names = || known.iter().map(String::as_str);
+            let hint = did_you_mean(&name, names()).unwrap_or_else(|| match known.len() {
+                0 | 1 => "`executors:` of cuda-agent.yaml declares them; `local` is this machine".to_owned(),
+                _ => format!("executors of the project: {}", list(names())),
+            });
+            self.report(Problem::new(spot.place(), format!("unknown executor `{name}`")).hint(hint));
+        }
+        Some(name)
+    }
+
     pub fn retry(&mut self, raw: Option<raw::Retry>) -> Retry {
         let parent = self.spot;
         let spot = parent.key("retry");
