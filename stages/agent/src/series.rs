@@ -126,7 +126,7 @@ mod tests {
     impl Judging for Every {
         fn ask(&self, _: &Task, _: &str, _: bool) -> Result<Judged, EvaluatorError> {
             let asked = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
-            Ok(if asked % self.nth == 0 {
+            Ok(if asked.is_multiple_of(self.nth) {
                 judged(Outcome::Correct, Some(1.0))
             } else {
                 judged(Outcome::Wrong, Some(-1.0))
