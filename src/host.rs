@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Mutex;
 
-use cuda_agent_protocol::manifest::{Manifest, Toolchain};
+use cuda_agent_protocol::manifest::{Determinism, Manifest, Toolchain};
 use cuda_agent_protocol::{Device, ResourceGrant};
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +33,8 @@ pub struct Host {
     pub executors: BTreeMap<String, spec::Executor>,
     /// The executor of stages that name none; this machine where it isn't given.
     pub executor: Option<String>,
+    /// Whether this machine executes all stages itself, though their keys are as their executors make them.
+    pub is_alone: bool,
     versions: Mutex<Option<Versions>>,
 }
 
@@ -94,6 +96,7 @@ impl Host {
             cache: cache.to_owned(),
             executors: BTreeMap::new(),
             executor: None,
+            is_alone: false,
             versions: Mutex::new(None),
         }
     }
@@ -110,6 +113,7 @@ impl Host {
             cache: std::env::temp_dir(),
             executors: BTreeMap::new(),
             executor: None,
+            is_alone: false,
             versions: Mutex::new(None),
         }
     }
@@ -117,6 +121,11 @@ impl Host {
     /// The same, with the project's other executors, and the one for stages that name none.
     pub fn with_executors(self, executors: BTreeMap<String, spec::Executor>, executor: Option<String>) -> Self {
         Self { executors, executor, ..self }
+    }
+
+    /// The same, executing everything itself.
+    pub fn alone(self) -> Self {
+        Self { is_alone: true, ..self }
     }
 
     /// The device that a program with `gpus` GPUs measures on.
@@ -147,6 +156,14 @@ impl Host {
         }
     }
 
+    /// Whether this machine could make the result of a stage itself, whichever executor it has.
+    pub fn stands_in_for(&self, stage: &Stage) -> bool {
+        let gpus = stage.resources.gpu;
+        let measured = stage.kind.determinism == Determinism::Measured;
+        self.executor_of(stage).is_none()
+            || gpus as usize <= self.gpus.len() && (!measured || self.device_of(stage) == Ok(self.device(gpus)))
+    }
+
     /// The part of this machine that was granted to a stage. It knows no other executors.
     pub fn part(&self, grant: &ResourceGrant) -> Self {
         let gpus = grant.gpus.iter().filter_map(|gpu| self.gpus.get(*gpu as usize).cloned());
@@ -160,6 +177,7 @@ impl Host {
             cache: self.cache.clone(),
             executors: BTreeMap::new(),
             executor: None,
+            is_alone: false,
             versions: Mutex::new(self.versions.lock().expect("no panic happens under this lock").clone()),
         }
     }

@@ -181,6 +181,14 @@ fn a_leader_finishes_with_a_late_worker(remote: bool) {
     assert_eq!(site.leader().executed(&["p.yaml"]), [""; 0]);
     assert_eq!(site.started(), 1);
     assert_eq!(site.objects("work"), [""; 0]);
+    // Only a machine with the device can tell whether it comes out the same.
+    let error = leader.bad(2, &["verify", "measured"]);
+    assert!(error.contains("`measured` is executed by `gpu`, and this machine has not its device"), "{error}");
+    assert!(leader.good(&["verify", "--sample", "100"]).contains("end: same"));
+    assert_eq!(site.started(), 1);
+    machine.good(&["run", "p.yaml"]);
+    assert!(machine.good(&["verify", "measured"]).contains("measured: same"));
+    assert_eq!(site.started(), 2);
     let (status, said) = worker.end();
     assert_eq!(status, 0, "{said}");
     assert!(said.contains("measured: done") && said.contains("worker ended: 1 executed, 0 failed"), "{said}");

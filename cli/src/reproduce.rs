@@ -9,6 +9,7 @@ use cuda_agent_engine::event::Subscriber;
 use cuda_agent_engine::execute::launch::LocalLauncher;
 use cuda_agent_engine::execute::secrets::Secrets;
 use cuda_agent_engine::execute::{Engine, Sample};
+use cuda_agent_engine::host::Host;
 use cuda_agent_engine::plan::graph::Graph;
 use cuda_agent_engine::plan::{StagePlan, Verdict};
 use cuda_agent_engine::spec::Pipeline;
@@ -68,7 +69,8 @@ pub async fn run_again(project: &Project, options: Again) -> Result<Exit, CliErr
     let store = project.existing_store()?;
     let everything = vec![true; pipeline.stages.len()];
     let plans = plans(project, &pipeline, &graph, &everything, &BTreeSet::new()).await?;
-    let chosen = choose(&pipeline, &plans, &options.stages, sample)?;
+    let host = project.host();
+    let chosen = choose(&pipeline, &host, &plans, &options.stages, sample)?;
     let mut selected = graph.ancestors(chosen.iter().copied());
     chosen.iter().for_each(|stage| selected[*stage] = true);
     let folders = absolute(project)?;
@@ -82,7 +84,8 @@ pub async fn run_again(project: &Project, options: Again) -> Result<Exit, CliErr
         let hint = format!("{}; or name stages that need no secret", error.hint);
         return Err(CliError::environment(error.to_string()).with_hint(hint));
     }
-    let host = project.host();
+    // Nobody else sees this store, so all of it happens here.
+    let host = host.alone();
     let engine = Engine {
         order: graph.order().to_vec(),
         pipeline: Arc::new(pipeline),
@@ -137,12 +140,19 @@ fn hit(plans: &[Option<StagePlan>], stage: usize) -> Option<&Record> {
 /// The named stages, which must have a result; else a sample of those that have one, and at least one.
 fn choose(
     pipeline: &Pipeline,
+    host: &Host,
     plans: &[Option<StagePlan>],
     stages: &[String],
     sample: Sample,
 ) -> Result<BTreeSet<usize>, CliError> {
     if !stages.is_empty() {
         let named = named_stages(pipeline, stages)?;
+        if let Some(stage) = named.iter().map(|stage| &pipeline.stages[*stage]).find(|stage| !host.stands_in_for(stage))
+        {
+            let executor = host.executor_of(stage).map_or("local", |(name, _)| name);
+            let message = format!("`{}` is executed by `{executor}`, and this machine has not its device", stage.name);
+            return Err(CliError::usage(message).with_hint("verify it on one of that executor's machines"));
+        }
         return match named.iter().find(|stage| hit(plans, **stage).is_none()) {
             Some(stage) => {
                 let name = &pipeline.stages[*stage].name;
@@ -152,7 +162,8 @@ fn choose(
             None => Ok(named),
         };
     }
-    let made: Vec<(usize, &Record)> = (0..plans.len()).filter_map(|stage| Some((stage, hit(plans, stage)?))).collect();
+    let here = (0..plans.len()).filter(|stage| host.stands_in_for(&pipeline.stages[*stage]));
+    let made: Vec<(usize, &Record)> = here.filter_map(|stage| Some((stage, hit(plans, stage)?))).collect();
     let sampled = made.iter().filter(|(_, record)| sample.has(&record.key)).map(|(stage, _)| *stage);
     let sampled: BTreeSet<usize> = sampled.collect();
     match (sampled.is_empty(), made.iter().min_by_key(|(_, record)| record.key)) {

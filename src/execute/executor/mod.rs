@@ -68,7 +68,7 @@ impl Executors {
 
     /// The one that executes a stage.
     pub fn of(&self, host: &Host, stage: &Stage) -> &Arc<dyn Executor> {
-        let remote = host.executor_of(stage).and_then(|(name, _)| self.named.get(name));
+        let remote = host.executor_of(stage).filter(|_| !host.is_alone).and_then(|(name, _)| self.named.get(name));
         remote.unwrap_or(&self.local)
     }
 }
