@@ -86,6 +86,16 @@ pub enum ArtifactError {
         /// What is wrong.
         message: String,
     },
+    /// Something in a tree that cannot be read for what it is.
+    #[error("{path}: {what}; {hint}")]
+    Unreadable {
+        /// Where.
+        path: String,
+        /// What it is.
+        what: String,
+        /// What to do about it.
+        hint: &'static str,
+    },
     /// A table that is no Parquet file.
     #[error("{path} is not a Parquet file, but {found}")]
     NotParquet {
@@ -100,6 +110,11 @@ pub enum ArtifactError {
 }
 
 impl ArtifactError {
+    /// What lies there cannot be read.
+    fn unreadable(path: &std::path::Path, what: impl Into<String>, hint: &'static str) -> Self {
+        Self::Unreadable { path: path.display().to_string(), what: what.into(), hint }
+    }
+
     /// An IO error with its place.
     pub fn io(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Self + '_ {
         move |source| Self::Io { path: path.display().to_string(), source }
@@ -107,7 +122,7 @@ impl ArtifactError {
 
     /// The same error, its place told from a folder on where it lies in that.
     pub fn below(mut self, folder: &std::path::Path) -> Self {
-        if let Self::Io { path, .. } | Self::Malformed { path, .. } = &mut self
+        if let Self::Io { path, .. } | Self::Malformed { path, .. } | Self::Unreadable { path, .. } = &mut self
             && let Ok(short) = std::path::Path::new(path.as_str()).strip_prefix(folder)
         {
             *path = short.display().to_string();

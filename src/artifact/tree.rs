@@ -148,8 +148,8 @@ impl Walk {
         let real = root.canonicalize().map_err(ArtifactError::io(root))?;
         let kind = fs::metadata(&real).map_err(ArtifactError::io(&real))?.file_type();
         let mut walk = Self { root: real.clone(), single: kind.is_file(), levels: Vec::new() };
-        if let Some(message) = special(kind) {
-            return Err(ArtifactError::malformed(root)(message));
+        if let Some(what) = special_kind(kind) {
+            return Err(ArtifactError::unreadable(root, what, ONLY_FILES));
         }
         if kind.is_dir() {
             walk.enter(real, String::new())?;
@@ -184,8 +184,8 @@ impl Walk {
             kind = fs::metadata(&real).map_err(ArtifactError::io(&real))?.file_type();
             target = Some(real);
         }
-        if let Some(message) = special(kind) {
-            return Err(ArtifactError::malformed(&path)(message));
+        if let Some(what) = special_kind(kind) {
+            return Err(ArtifactError::unreadable(&path, what, ONLY_FILES));
         }
         if kind.is_dir() {
             name.push('/');
@@ -196,9 +196,9 @@ impl Walk {
     fn followed(&self, link: &Path) -> Result<PathBuf, ArtifactError> {
         match link.canonicalize() {
             Ok(real) if real.starts_with(&self.root) => Ok(real),
-            Ok(_) => Err(ArtifactError::malformed(link)("the link leaves the tree; copy what it points to")),
+            Ok(_) => Err(ArtifactError::unreadable(link, "the link leaves the tree", "copy what it points to")),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                Err(ArtifactError::malformed(link)(format!("{}; remove it, or make what it points to", dangling(link))))
+                Err(ArtifactError::unreadable(link, dangling(link), "remove it, or make what it points to"))
             }
             Err(error) => Err(ArtifactError::io(link)(error)),
         }
@@ -242,16 +242,23 @@ pub fn dangling(link: &Path) -> String {
     format!("it is a link to {target}, which does not exist")
 }
 
-/// Why something that is neither a file nor a folder cannot be read; reading a FIFO would wait for ever.
-pub fn special(kind: fs::FileType) -> Option<String> {
+/// Advice on what [`special_kind`] finds.
+pub const ONLY_FILES: &str = "only files and folders can be read";
+
+/// What something is that is neither a file nor a folder, so that it cannot be read: reading a FIFO would wait for ever.
+pub fn special_kind(kind: fs::FileType) -> Option<&'static str> {
     use std::os::unix::fs::FileTypeExt;
-    let what = match kind {
-        kind if kind.is_file() || kind.is_dir() || kind.is_symlink() => return None,
-        kind if kind.is_fifo() => "a FIFO (a named pipe)",
-        kind if kind.is_socket() => "a socket",
-        _ => "a device",
-    };
-    Some(format!("it is {what}; only files and folders can be read"))
+    match kind {
+        kind if kind.is_file() || kind.is_dir() || kind.is_symlink() => None,
+        kind if kind.is_fifo() => Some("it is a FIFO (a named pipe)"),
+        kind if kind.is_socket() => Some("it is a socket"),
+        _ => Some("it is a device"),
+    }
+}
+
+/// The same with the advice, in one line.
+pub fn special(kind: fs::FileType) -> Option<String> {
+    special_kind(kind).map(|what| format!("{what}; {ONLY_FILES}"))
 }
 
 /// A pack of small files.

@@ -219,7 +219,7 @@ impl FileCache {
         }
     }
 
-    /// A file or folder as an input; errors are `message; hint`.
+    /// A file or folder as an input.
     pub async fn input(&self, path: &Path, port_type: PortType) -> Result<Input, InputError> {
         if let Some(problem) = unusable(path) {
             return Err(problem);
@@ -230,9 +230,9 @@ impl FileCache {
         let digested_at = now_ns();
         let stamps = {
             let path = path.to_owned();
-            off_loop(move || Stamps::of(&path, None)).await.map_err(|error| error.to_string())?
+            off_loop(move || Stamps::of(&path, None)).await
         };
-        let stamps = stamps.expect("it may be as large as it is");
+        let stamps = stamps.map_err(|error| with_hint(path, &error))?.expect("it may be as large as it is");
         if let Some(artifact) = self.certain(path, port_type, &stamps) {
             return Ok(Input { artifact, outside: Some(Outside { path: path.to_owned(), stamps }) });
         }
@@ -253,7 +253,7 @@ impl FileCache {
             return Err(problem);
         }
         let digested_at = now_ns();
-        let stamps = Stamps::of(path, Some(&AT_HAND)).map_err(|error| error.to_string())?;
+        let stamps = Stamps::of(path, Some(&AT_HAND)).map_err(|error| with_hint(path, &error))?;
         let stamps = stamps.ok_or_else(|| "it takes time to read".to_owned())?;
         if let Some(artifact) = self.certain(path, port_type, &stamps) {
             return Ok(Input { artifact, outside: Some(Outside { path: path.to_owned(), stamps }) });
@@ -290,7 +290,10 @@ impl FileCache {
 pub fn unusable(path: &Path) -> Option<InputError> {
     let shown = path.display();
     let message = match std::fs::metadata(path) {
-        Ok(metadata) => return tree::special(metadata.file_type()).map(|what| format!("{shown}: {what}").into()),
+        Ok(metadata) => {
+            let what = tree::special_kind(metadata.file_type());
+            return what.map(|what| InputError::new(format!("{shown}: {what}"), tree::ONLY_FILES));
+        }
         Err(_) if path.is_symlink() => format!("{shown}: {}", tree::dangling(path)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => format!("{shown} does not exist"),
         Err(error) => format!("{shown}: {error}"),
@@ -301,7 +304,11 @@ pub fn unusable(path: &Path) -> Option<InputError> {
 /// An error, with what a table input must be, and how to make one.
 fn with_hint(path: &Path, error: &ArtifactError) -> InputError {
     let message = error.to_string();
-    let ArtifactError::NotParquet { found, .. } = error else { return message.into() };
+    let found = match error {
+        ArtifactError::NotParquet { found, .. } => found,
+        ArtifactError::Unreadable { path, what, hint } => return InputError::new(format!("{path}: {what}"), *hint),
+        _ => return message.into(),
+    };
     let from = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let to = Path::new(&from).with_extension("parquet").display().to_string();
     let read = match found.as_str() {
