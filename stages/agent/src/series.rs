@@ -51,9 +51,17 @@ impl Series<'_> {
     pub fn episodes(&self, assignment: &Assignment) -> Result<Vec<Trajectory>, EpisodeError> {
         let plan = &self.plan;
         let wanted = (plan.examples.max(1) * plan.most().div_ceil(plan.samples)) as usize;
-        let shown = self.examples.map(|examples| examples.nearest(&assignment.task.code, wanted)).unwrap_or_default();
+        let mut shown =
+            self.examples.map(|examples| examples.nearest(&assignment.task.code, wanted)).unwrap_or_default();
         let own = match plan.forget_examples && !shown.is_empty() {
-            true => self.stage.own_prompt(assignment)?,
+            // Too long, say: episodes that are asked with it are broken off and counted, and no other may be recorded as it.
+            true => match self.stage.own_prompt(assignment) {
+                Err(EpisodeError::Policy(PolicyError::Refused(_))) => {
+                    shown.clear();
+                    None
+                }
+                ids => ids?,
+            },
             false => None,
         };
         let mut episodes: Vec<Trajectory> = Vec::new();
