@@ -3,11 +3,12 @@
 //! | file | is | places |
 //! |---|---|---|
 //! | `system.md` | the system's message; left out where it is empty | |
-//! | `task.md` | the request for a candidate | `{code}` `{contract}` `{parameters}` |
+//! | `task.md` | the request for a candidate | `{code}` `{contract}` `{parameters}` `{steps}` |
+//! | `steps.md` | what stands for `{steps}` in it, where the task has steps | `{lines}` |
 //! | `prefill.md` | how the assistant's answer begins; empty for no prefill | `{code}` `{contract}` `{parameters}` |
 //! | `repair.md` | the request for a revision | `{verdict}` `{outcome}` |
-//! | `example_task.py`, `example_contract.h`, `example_answer.md` | a task, its contract, and the answer to it: the first exchange of each conversation. Left out where the answer is empty | |
-//! | `normalization_…`, `softmax_…`, `reduction_…` | the same three, the example for some tasks in its place | |
+//! | `example_task.py`, `example_contract.h`, `example_steps.txt`, `example_answer.md` | a task, its contract, its steps, and the answer to it: the first exchange of each conversation. Left out where the answer is empty | |
+//! | `normalization_…`, `softmax_…`, `reduction_…` | the same four, the example for some tasks in its place | |
 //! | `normalization_words.txt`, … | which tasks these are: those whose code has one of these words. The first of the three kinds counts | |
 //! | `example_operator.txt` | what the examples compute, as PyTorch calls it, so that no held-out task has it | |
 //!
@@ -39,25 +40,30 @@ macro_rules! of_kind {
     };
 }
 
-const FILES: [File; 20] = [
+const FILES: [File; 25] = [
     File { name: "system.md", text: include_str!("../prompts/system.md"), needed: &[] },
     File { name: "task.md", text: include_str!("../prompts/task.md"), needed: &["code", "contract"] },
+    File { name: "steps.md", text: include_str!("../prompts/steps.md"), needed: &["lines"] },
     File { name: "prefill.md", text: include_str!("../prompts/prefill.md"), needed: &[] },
     File { name: "repair.md", text: include_str!("../prompts/repair.md"), needed: &["verdict"] },
     File { name: "example_task.py", text: include_str!("../prompts/example_task.py"), needed: &[] },
     File { name: "example_contract.h", text: include_str!("../prompts/example_contract.h"), needed: &[] },
+    File { name: "example_steps.txt", text: include_str!("../prompts/example_steps.txt"), needed: &[] },
     File { name: "example_answer.md", text: include_str!("../prompts/example_answer.md"), needed: &[] },
     File { name: "example_operator.txt", text: include_str!("../prompts/example_operator.txt"), needed: &[] },
     of_kind!("normalization_task.py"),
     of_kind!("normalization_contract.h"),
+    of_kind!("normalization_steps.txt"),
     of_kind!("normalization_answer.md"),
     of_kind!("normalization_words.txt"),
     of_kind!("softmax_task.py"),
     of_kind!("softmax_contract.h"),
+    of_kind!("softmax_steps.txt"),
     of_kind!("softmax_answer.md"),
     of_kind!("softmax_words.txt"),
     of_kind!("reduction_task.py"),
     of_kind!("reduction_contract.h"),
+    of_kind!("reduction_steps.txt"),
     of_kind!("reduction_answer.md"),
     of_kind!("reduction_words.txt"),
 ];
@@ -160,7 +166,8 @@ impl Prompts {
     pub fn opening(&self, code: &str, contract: &Contract) -> Vec<Message> {
         let exchange = self.example(code).map(|kind| {
             let header = self.files[format!("{kind}_contract.h").as_str()].clone();
-            let example = Contract { header, parameters: String::new() };
+            let steps = self.files[format!("{kind}_steps.txt").as_str()].clone();
+            let example = Contract { header, parameters: String::new(), steps };
             let request = self.fill("task.md", &self.files[format!("{kind}_task.py").as_str()], &example);
             Exchange { request, answer: self.answer(kind).to_owned() }
         });
@@ -195,8 +202,16 @@ impl Prompts {
     }
 
     fn fill(&self, file: &str, code: &str, contract: &Contract) -> String {
-        let places =
-            [("code", code.trim()), ("contract", contract.header.trim()), ("parameters", &contract.parameters)];
+        let steps = match contract.steps.trim() {
+            "" => String::new(),
+            lines => fill(&self.files["steps.md"], &[("lines", lines)]),
+        };
+        let places = [
+            ("code", code.trim()),
+            ("contract", contract.header.trim()),
+            ("parameters", &contract.parameters),
+            ("steps", &steps),
+        ];
         fill(&self.files[file], &places)
     }
 }
@@ -228,7 +243,8 @@ mod tests {
     use super::*;
 
     fn contract() -> Contract {
-        Contract { header: "namespace task {\n}\n".into(), parameters: "const float* x, float* out".into() }
+        let steps = "out[i] = x[i] + 1.0f;  // i < 8".into();
+        Contract { header: "namespace task {\n}\n".into(), parameters: "const float* x, float* out".into(), steps }
     }
 
     #[test]
@@ -263,7 +279,7 @@ mod tests {
                 &prompts.files[format!("{kind}_contract.h").as_str()],
             );
             let parameters = header.lines().find_map(|line| line.strip_prefix("#define TASK_PARAMETERS ")).unwrap();
-            let contract = Contract { header: header.clone(), parameters: parameters.to_owned() };
+            let contract = Contract { header: header.clone(), parameters: parameters.to_owned(), steps: String::new() };
             let prefill = prompts.prefill("", &contract).unwrap();
             let answer = prompts.answer(kind);
             assert!(answer.starts_with(&prefill), "{kind}: {prefill}");

@@ -24,6 +24,7 @@ use crate::policy::openai::{ByTokens, Chat};
 use crate::policy::sampler::{self, Sampler};
 use crate::policy::scripted::Scripted;
 use crate::policy::served::{Served, Server, Settings};
+use crate::policy::spread::Spread;
 use crate::policy::{Policy, PolicyError, Sampling, anthropic, openai};
 use crate::prompts::Prompts;
 use crate::series::{SamplePlan, Series};
@@ -50,12 +51,11 @@ pub fn main() -> u8 {
             let message = format!("{} tasks have a correct answer to show as an example", examples.len());
             program.send(&Event::Log { level: "info".into(), message });
         }
+        let place = Place::of(&request, rules.timing);
         // First: an endpoint that is missing is told before anything is started.
-        let policy = policy(&request)?;
-        // Of several cards the first one samples and the others judge. One card can't do both at once.
-        let gpus = request.resources.gpus.len();
-        let judge = stage::judge(&request, usize::from(is_local(&request) && gpus > 1))?;
-        let phases = Phases::new(is_local(&request) && gpus == 1);
+        let policy = policy(&request, place)?;
+        let judge = stage::judge(&request, usize::from(place == Place::First))?;
+        let phases = Phases::new(place == Place::InTurn);
         let rollout = Rollout {
             series: Series {
                 stage: Stage {
@@ -85,6 +85,30 @@ impl From<PolicyError> for ProgramError {
         match error {
             PolicyError::Unusable { kind, message, hint } => Self { kind: kind.into(), message, hint },
             PolicyError::Failed(message) | PolicyError::Refused(message) => Self::environment(message),
+        }
+    }
+}
+
+/// Where the policy samples, beside the judge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// On no card of this stage.
+    Elsewhere,
+    /// On the one card, while nothing is judged.
+    InTurn,
+    /// On the first of several cards. The others judge: a clock beside a sampler lies.
+    First,
+    /// On all of several cards, as the judge does, which takes no times.
+    Everywhere,
+}
+
+impl Place {
+    fn of(request: &Request, timing: bool) -> Self {
+        match (is_local(request), request.resources.gpus.len(), timing) {
+            (false, ..) | (true, 0, _) => Self::Elsewhere,
+            (true, 1, _) => Self::InTurn,
+            (true, _, true) => Self::First,
+            (true, _, false) => Self::Everywhere,
         }
     }
 }
@@ -245,14 +269,14 @@ fn is_local(request: &Request) -> bool {
     request.params.get("api").and_then(Value::as_str) == Some("local")
 }
 
-fn policy(request: &Request) -> Result<Box<dyn Policy>, ProgramError> {
+fn policy(request: &Request, place: Place) -> Result<Box<dyn Policy>, ProgramError> {
     let mismatch = |message: &str, hint: &str| Err(PolicyError::params(message, hint).into());
     let settings = Settings { model: parameter(request, "model")?, body: parameter(request, "body")? };
     let api: String = parameter(request, "api")?;
     match (api.as_str(), input(request, "model")) {
         ("local", Some(model)) => {
             let (context, slots) = (parameter(request, "context")?, parameter(request, "slots")?);
-            Ok(Box::new(local(model, context, slots)?))
+            Ok(Box::new(local(model, context, slots, place)?))
         }
         ("local", None) => mismatch("api: local, but there is no model", "give the stage an input `model`"),
         (_, Some(_)) => mismatch("the stage has an input `model`", "`api: local` is what samples from it"),
@@ -264,15 +288,24 @@ fn policy(request: &Request) -> Result<Box<dyn Policy>, ProgramError> {
     }
 }
 
-/// A model artifact with room for `slots` conversations (0: as its program thinks fit) of `context` tokens.
-fn local(model: &InputFile, context: u32, slots: u32) -> Result<Sampler, PolicyError> {
+/// A model artifact with room for `slots` conversations (0: as its program thinks fit) of `context` tokens on each GPU.
+fn local(model: &InputFile, context: u32, slots: u32, place: Place) -> Result<Spread<Sampler>, PolicyError> {
     let slots = (slots > 0).then(|| ["--slots".to_owned(), slots.to_string()]);
     let options: Vec<String> =
         ["--capacity".to_owned(), context.to_string()].into_iter().chain(slots.into_iter().flatten()).collect();
     let folder = std::path::absolute(&model.path).unwrap_or_else(|_| model.path.clone());
     let gpus = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
-    let first = gpus.split(',').next().filter(|gpu| !gpu.is_empty());
-    Sampler::start(&sampler::find()?, &folder, &options, Some(model.digest.clone()), first)
+    let gpus: Vec<&str> = gpus.split(',').filter(|gpu| !gpu.is_empty()).collect();
+    let used = if place == Place::Everywhere { gpus.len() } else { 1 };
+    let program = sampler::find()?;
+    let start = |gpu| Sampler::start(&program, &folder, &options, Some(model.digest.clone()), gpu);
+    // Loading takes seconds: side by side.
+    let samplers = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..used).map(|number| gpus.get(number).copied()).map(|gpu| scope.spawn(move || start(gpu))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect::<Result<_, _>>()
+    })?;
+    Ok(Spread::new(samplers))
 }
 
 /// A policy behind `LLM_ENDPOINT`.

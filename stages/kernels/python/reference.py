@@ -18,6 +18,7 @@ pid. A worker whose GPU context an error has spoilt replies and ends.
 |---|---|---|
 | `limit` | `bytes` = null | nothing; torch may have so much of the GPU's memory, or all of it |
 | `task` | the task's fields | `spec` (TaskSpec), `eager_ms`, `device`, `gpu` (what its driver says of it), `fixed_inputs` (those that never vary), `working_bytes` (of a GPU, for screening) |
+| `steps` | the task's fields | `lines`: the forward as elementary steps (steps.py), in which `$0`, `$1`, … are the arguments; empty where it has none |
 | `begin` | `task`, `seed` (64 bits in hex), `scratch_bytes` = 0, `sets` = 1 | `arena`, `sets` |
 | `draw` | `set` = 0, `trial` = the last, `pattern` = 0 or 1, `again` = false, `quick` = false (the next judgement is quick_look.py's, where that finds all well) | nothing; the set is filled |
 | `judge` | `set` = 0 | `outputs`, `inputs_changed`, `red_zones` |
@@ -35,8 +36,8 @@ pid. A worker whose GPU context an error has spoilt replies and ends.
 
 - The task's fields: `code`, `name` = "task.py" (for messages), `set` = {} (constants to override), `protocol` =
   `cuda-agent` (the model evaluates; `kernelbench`: it trains), `policy` = `strict` (policy.py), `seed` = 0 (of the
-  weights). `task` has them at its top level; elsewhere they are an object `task`. The last 16 tasks are kept, so that
-  sending one again costs nothing.
+  weights). `task` and `steps` have them at their top level; elsewhere they are an object `task`. The last 16 tasks are
+  kept, so that sending one again costs nothing.
 - `which`: `eager`, `compile`, `autotune` (timing.py).
 - `arena`: `path` or `ipc_handle` (hex), `bytes`, `generation`. One of an older generation is freed at the `begin` or
   `end` after the `begin` that replaced it: the runner must have closed it by then. On the CPU device its file is
@@ -242,6 +243,9 @@ class Worker:
             "working_bytes": task.working_bytes(),
         }
 
+    def do_steps(self, fields: Fields) -> dict[str, list[str]]:
+        return {"lines": self._task(fields.task()).steps()}
+
     def do_begin(self, fields: Fields) -> dict[str, Any]:
         secret = parse_secret(fields.get("seed", str))
         scratch, sets = fields.count("scratch_bytes", 0), fields.count("sets", 1, least=1)
@@ -415,6 +419,7 @@ class Worker:
 ACTIONS = {
     "limit": Worker.do_limit,
     "task": Worker.do_task,
+    "steps": Worker.do_steps,
     "begin": Worker.do_begin,
     "draw": Worker.do_draw,
     "judge": Worker.do_judge,

@@ -20,6 +20,7 @@ import inputs
 import judge
 import probe
 import quick_look
+import steps
 from arena import check_fits
 from double_precision import Twin
 from element_types import NAMES, bits, is_plain, same_bits
@@ -391,6 +392,20 @@ class Task:
             result.setdefault(f"{name}_forward" if taken else name, value)
         return result
 
+    def steps(self) -> list[str]:
+        """The forward as elementary steps (steps.py); tensors are called `$0`, `$1`, … in the order of the arguments."""
+        shapes = iter(self._input_shapes)
+        values = [
+            self._fixed_values[place] if place in self._fixed_values else _without_elements(*next(shapes))
+            for place in range(len(self._argument_names))
+        ]
+        read = len(self.read_tensors())
+        names = [f"${place}" for place in range(read + len(self.output_names))]
+        called = [name for name, *_ in self.read_tensors() + self.written_tensors()]
+        prefix = "step" if any(name[:1] == "t" and name[1:].isdigit() for name in called) else "t"
+        with self.running():
+            return steps.steps(self.model, names[:read], values, names[read:], prefix)
+
     def spec(self) -> dict[str, int | list[dict[str, Any]]]:
         tensors = [_tensor_spec(*tensor) for tensor in self.read_tensors()]
         inputs_end = len(self.input_names)
@@ -438,6 +453,10 @@ def _is_tensor(value: Any) -> bool:
 
 def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
     return [value for value in values if _is_tensor(value)]
+
+
+def _without_elements(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _shapes(tensors: list[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:

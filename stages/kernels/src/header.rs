@@ -78,6 +78,23 @@ pub fn parameter_list(spec: &TaskSpec) -> String {
     parameters(&arguments(spec, &mut Names::default()))
 }
 
+/// The steps of a forward (`python/steps.py`) with the arguments' names for `$0`, `$1`, …, a line for each.
+pub fn steps(spec: &TaskSpec, lines: &[String]) -> String {
+    let arguments = arguments(spec, &mut Names::default());
+    let named = |line: &String| {
+        let mut parts = line.split('$');
+        let mut text = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let digits = part.chars().take_while(char::is_ascii_digit).count();
+            let argument = part[..digits].parse::<usize>().ok().and_then(|number| arguments.get(number));
+            text += argument.map_or("?", |argument| &argument.name);
+            text += &part[digits..];
+        }
+        text
+    };
+    lines.iter().map(named).collect::<Vec<_>>().join("\n")
+}
+
 /// Tables that device code indexes at run time must be device memory where nvcc compiles for the device, and host memory
 /// where it compiles for the host.
 const TABLE: &str = "#if defined(__CUDA_ARCH__) && !defined(__CUDACC_RTC__)
@@ -289,6 +306,16 @@ mod tests {
         let header = task_header(&linear());
         assert!(header.contains(MACHINERY));
         insta::assert_snapshot!(header.replace(MACHINERY, "// (the macros' machinery)\n"));
+    }
+
+    #[test]
+    fn steps_have_the_arguments_names() {
+        let lines =
+            ["t1[i] = $0[i] * $2[i / 10] - $1[0];  // i < 5".to_owned(), "$4[i] = t1[i] + $3[i % 3];".to_owned()];
+        insta::assert_snapshot!(steps(&linear(), &lines), @r"
+        t1[i] = x[i] * fc_weight[i / 10] - scale[0];  // i < 5
+        out[i] = t1[i] + fc_weight_[i % 3];
+        ");
     }
 
     #[test]

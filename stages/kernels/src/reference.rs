@@ -285,6 +285,19 @@ impl Reference {
         self.step(&request)
     }
 
+    /// The forward as elementary steps, in which `$0`, `$1`, … are the arguments; empty where it has none.
+    pub fn steps(&mut self, task: &Task) -> Answered<Vec<String>> {
+        #[derive(Deserialize)]
+        struct Steps {
+            lines: Vec<String>,
+        }
+        let mut request = json!({ "do": "steps" });
+        let fields = serde_json::to_value(task).expect("plain data");
+        request.as_object_mut().expect("it is one").extend(fields.as_object().expect("it is one").clone());
+        let steps: Result<Steps, TaskError> = self.step(&request)?;
+        Ok(steps.map(|steps| steps.lines))
+    }
+
     /// Torch may have so many bytes of the GPU's memory from now on, or all of them.
     pub fn limit_memory(&mut self, bytes: Option<u64>) -> Answered<()> {
         Ok(self.ask::<Value>(&json!({ "do": "limit", "bytes": bytes }), ASK_LIMIT)?.map(drop))

@@ -16,7 +16,11 @@ pub(crate) fn assignment() -> Assignment {
     let set = serde_json::Map::new();
     Assignment {
         task: Task { code, name: "t".into(), set, protocol: Protocol::CudaAgent, policy: Precision::Strict },
-        contract: Contract { header: CONTRACT.into(), parameters: "const float* x, float* out".into() },
+        contract: Contract {
+            header: CONTRACT.into(),
+            parameters: "const float* x, float* out".into(),
+            steps: String::new(),
+        },
     }
 }
 

@@ -14,6 +14,7 @@ pub mod sampler;
 pub mod scripted;
 pub mod served;
 mod slots;
+pub mod spread;
 
 use serde::{Deserialize, Serialize};
 

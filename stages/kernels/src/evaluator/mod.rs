@@ -184,6 +184,18 @@ impl Evaluator {
         self.on_a_card(|seat| self.describe_in(seat, task))
     }
 
+    /// A task's forward as elementary steps, in which `$0`, `$1`, … are the arguments; empty where it has none.
+    pub fn steps(&self, task: &Task) -> Answered<Vec<String>> {
+        let digest = task.digest();
+        self.on_a_card(|seat| {
+            settled(seat.check(&digest, |lane, _| {
+                let answered = lane.reference()?.steps(task);
+                lane.keep_if(answered.is_ok());
+                answered
+            }))
+        })
+    }
+
     /// Judges a candidate. The inputs follow from `seed`, which must be secret while the candidate is made.
     pub fn evaluate(
         &self,

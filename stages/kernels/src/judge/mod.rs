@@ -50,9 +50,14 @@ pub trait Bench: Sync {
 
 impl Bench for Evaluator {
     fn describe(&self, task: &Task) -> Answered<Contract> {
-        Ok(Evaluator::describe(self, task)?.map(|described| Contract {
+        let described = match Evaluator::describe(self, task)? {
+            Ok(described) => described,
+            Err(error) => return Ok(Err(error)),
+        };
+        Ok(Evaluator::steps(self, task)?.map(|steps| Contract {
             header: header::contract(&described.spec),
             parameters: header::parameter_list(&described.spec),
+            steps: header::steps(&described.spec, &steps),
         }))
     }
 
@@ -119,6 +124,9 @@ pub struct Contract {
     pub header: String,
     /// `const float* x, float* out`.
     pub parameters: String,
+    /// What the forward computes, a line for each elementary step (`python/steps.py`); empty where it has no such form.
+    #[serde(default)]
+    pub steps: String,
 }
 
 /// A task that may be worked with, or why not.

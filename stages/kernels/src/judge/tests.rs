@@ -25,7 +25,7 @@ impl Bench for Counting {
         Ok(match task.code.as_str() {
             "broken" => Err(TaskError { line: Some(3), ..error_of("no class Model", TaskErrorKind::Task) }),
             "large" => Err(error_of("it takes 90 GiB", TaskErrorKind::Memory)),
-            _ => Ok(Contract { header: "h".into(), parameters: "p".into() }),
+            _ => Ok(Contract { header: "h".into(), parameters: "p".into(), steps: String::new() }),
         })
     }
 

@@ -1,0 +1,149 @@
+"""Steps are what the forward computes: they are compiled as C++ and compared with torch, on random inputs."""
+
+import ctypes
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent)]
+
+import steps
+
+nn, F = torch.nn, torch.nn.functional
+
+
+class Of(nn.Module):
+    """A model of a function, or of modules one after another."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts = parts
+        for place, part in enumerate(parts):
+            if isinstance(part, nn.Module):
+                setattr(self, f"part{place}", part)
+
+    def forward(self, *values):
+        for part in self.parts:
+            values = (part(*values),)
+        return values[0]
+
+
+ROWS = [torch.randn(4, 6, 5)]
+IMAGES = [torch.randn(3, 8, 4, 5)]
+PAIR = [torch.rand(4, 6, 5) + 0.5, torch.rand(6, 1) + 0.5]
+CASES = {
+    "softmax": (Of(lambda x: F.softmax(x, dim=1)), ROWS),
+    "log_softmax": (Of(lambda x: F.log_softmax(torch.sign(x), -1)), ROWS),
+    "softmin": (Of(lambda x: F.softmin(F.silu(x), 0)), ROWS),
+    "softmax2d": (Of(nn.Softmax2d()), IMAGES),
+    "layer_norm": (Of(nn.LayerNorm((6, 5))), ROWS),
+    "group_norm": (Of(nn.GroupNorm(4, 8), nn.ReLU6()), IMAGES),
+    "instance_norm": (Of(nn.InstanceNorm2d(8, affine=True)), IMAGES),
+    "rms_norm": (Of(nn.RMSNorm(5)), ROWS),
+    "batch_norm": (Of(nn.BatchNorm2d(8)), IMAGES),
+    "normalize": (Of(lambda x: F.normalize(x, dim=1)), ROWS),
+    "vector_norm": (Of(lambda x: torch.linalg.vector_norm(x, 3, dim=1)), ROWS),
+    "std": (Of(lambda x: torch.std(x, dim=(0, 2))), ROWS),
+    "var": (Of(lambda x: torch.var(F.selu(x), dim=0, keepdim=True, correction=0)), ROWS),
+    "logsumexp": (Of(lambda x: torch.logsumexp(F.gelu(x, approximate="tanh"), dim=-1)), ROWS),
+    "argmax": (Of(lambda x: torch.argmax(x, dim=1, keepdim=True)), ROWS),
+    "argmin": (Of(torch.argmin), ROWS),
+    "max": (Of(lambda x: torch.max(x, dim=1)[0] * torch.max(x, dim=1)[1]), ROWS),
+    "sums": (Of(lambda x: torch.prod(x, 2) + torch.sum(x) + torch.mean(F.elu(x, 0.7)) + torch.amin(x, (0, 2)).sum()), ROWS),
+    "nanmean": (Of(lambda x: torch.nanmean(torch.where(x > 1, torch.nan, x), 1)), ROWS),
+    "activations": (Of(lambda x: F.mish(x) + F.celu(x, 0.3) + F.logsigmoid(x) * F.hardswish(x) - F.softshrink(x)), ROWS),
+    "more_activations": (Of(lambda x: F.softplus(x, 2, 20) - F.tanhshrink(x) / F.gelu(x) + F.threshold(x, 0.1, 2.0)), ROWS),
+    "clamps": (Of(lambda x: torch.clamp(x, -0.5, 0.7) - F.hardtanh(x) * F.relu6(x).clamp_max(1) - F.hardshrink(x)), ROWS),
+    "prelu": (Of(nn.PReLU(6), torch.neg, torch.exp2), ROWS),
+    "two": (Of(lambda x, y: torch.addcmul(x, y, x, value=0.5) + torch.lerp(x, y, 0.3) - torch.addcdiv(x, x, y)), PAIR),
+    "functions": (Of(lambda x, y: torch.hypot(x, y) * torch.copysign(x, -y) + torch.pow(x, y) - torch.atan2(y, x)), PAIR),
+    "order": (Of(lambda x: (x - (x - 1)) / (x / (2 - x)) - (x - x * (x + 3))), ROWS),
+    "comparisons": (Of(lambda x, y: torch.where((x > y) & (x != 0.5) | (y <= 0.7), x - y, y)), PAIR),
+    "laid_out": (Of(lambda x: x.permute(2, 0, 1).reshape(10, 12) * 3), ROWS),
+    "group_of_a_view": (Of(lambda x: x.view(4, 3, 2, 5).sum((1, 3)).expand(3, 4, 2)), ROWS),
+    "double": (Of(lambda x: torch.log1p(torch.exp(x)) ** 3 + 1e-9), [ROWS[0].double()]),
+}
+LINE = re.compile(r"(\w+)\[i\] = (.*);  // i < (\d+)")
+REDUCTION = re.compile(r"(\w+)(?: place k of the (\w+))? over k < (\d+) of (.*?)(?:, j = (.*))?")
+NEXT = {"sum": "v + w", "product": "v * w", "maximum": "w > v ? w : v", "minimum": "w < v ? w : v"}
+
+
+def names_of(model, values):
+    return [f"x{place}" for place in range(len(values) + len(list(model.parameters())) + len(list(model.buffers())))]
+
+
+def body(line):
+    """The statement of a step."""
+    name, right, count = LINE.fullmatch(line).groups()
+    loop = f"for (long long i = 0; i < {count}; i++)"
+    reduction = REDUCTION.fullmatch(right)
+    if reduction is None:
+        return name, count, f"{loop} {name}[i] = {right};"
+    what, which, length, element, place = reduction.groups()
+    declared = f"long long j = {place}; (void)j;" if place else ""
+    step = f"v = k == 0 ? w : {NEXT[which or what]};" if not which else f"bool is_better = k == 0 || ({'w > v' if which == 'maximum' else 'w < v'}); if (is_better) {{ v = w; at = k; }}"
+    return name, count, (
+        f"{loop} {{ double v = 0; long long at = 0; (void)at; for (long long k = 0; k < {length}; k++) {{ {declared} double w = {element}; {step} }}"
+        f" {name}[i] = {'at' if which else 'v'}; }}"
+    )
+
+
+def program(name, case):
+    model, values = case
+    names = names_of(model, values)
+    lines = steps.steps(model.eval(), names, values, ["out"])
+    assert lines, name
+    kind = "double" if values[0].dtype == torch.float64 else "float"
+    text = [f"extern \"C\" void case_{name}(const {kind}** of, double* out) {{"]
+    text += [f"const {kind}* {each} = of[{place}]; (void){each};" for place, each in enumerate(names)]
+    for line in lines:
+        result, count, statement = body(line)
+        text += ([] if result == "out" else [f"auto {result} = std::vector<{kind}>({count});"]) + [statement]
+    return "\n".join([*text, "}"])
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("steps")
+    source, library = folder / "steps.cpp", folder / "steps.so"
+    head = "#include <cmath>\n#include <vector>\nusing namespace std;\nstatic double square(double v) { return v * v; }\nstatic float rsqrtf(float v) { return 1 / sqrtf(v); }\n"
+    source.write_text(head + "\n".join(program(name, case) for name, case in CASES.items()))
+    subprocess.run(["g++", "-std=c++17", "-O0", "-shared", "-fPIC", "-o", library, source], check=True)
+    return ctypes.CDLL(str(library))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_compute_the_forward(compiled, name):
+    model, values = CASES[name]
+    tensors = [tensor.detach().contiguous() for tensor in [*values, *model.parameters(), *model.buffers()]]
+    expected = model(*values).detach().double()
+    out = torch.full(expected.shape, torch.nan, dtype=torch.float64)
+    pointers = (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+    getattr(compiled, f"case_{name}")(pointers, ctypes.c_void_p(out.data_ptr()))
+    torch.testing.assert_close(out, expected, rtol=2e-4, atol=2e-5)
+
+
+def lines(function, *values):
+    return steps.steps(Of(function), names_of(Of(function), values), values, ["out"])
+
+
+def test_a_step_is_one_operator_or_several_on_the_same_element():
+    assert lines(lambda x: torch.relu(x) * 2 + 1, torch.randn(3, 4)) == ["out[i] = fmaxf(x0[i], 0.0f) * 2.0f + 1.0f;  // i < 12"]
+    assert lines(lambda x: F.softmax(x, 0), torch.randn(3, 4)) == [
+        "t1[i] = maximum over k < 3 of x0[i + k * 4];  // i < 4",
+        "t2[i] = expf(x0[i] - t1[i % 4]);  // i < 12",
+        "t3[i] = sum over k < 3 of t2[i + k * 4];  // i < 4",
+        "out[i] = t2[i] / t3[i % 4];  // i < 12",
+    ]
+
+
+def test_what_is_no_such_step_has_none():
+    square = torch.randn(4, 4)
+    for function in [torch.matmul, lambda x, _: x[1:] * 2, lambda x, y: F.conv1d(x[None], y[:, :, None]), lambda x, _: torch.cumsum(x, 0), lambda x, y: x if x.sum() > 0 else y, lambda x, _: x.sort()[0]]:
+        assert lines(function, square, square) == []
+    assert lines(lambda x: [x := torch.tanh(x) + x for _ in range(40)][-1], square) == [], "too many"
+    assert lines(lambda x: x.add_(1), square) == [], "an input that changes"
