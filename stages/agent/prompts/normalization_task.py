@@ -4,13 +4,8 @@ import torch.nn.functional as F
 
 
 class Model(nn.Module):
-    def __init__(self, num_features):
-        super().__init__()
-        self.norm = nn.InstanceNorm2d(num_features, affine=True)
-
     def forward(self, x):
-        x = self.norm(x)
-        return F.softsign(x)
+        return F.instance_norm(x)
 
 
 num_features = 24
@@ -21,4 +16,4 @@ def get_inputs():
 
 
 def get_init_inputs():
-    return [num_features]
+    return []
