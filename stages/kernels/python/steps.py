@@ -47,8 +47,8 @@ INFIX = {
 """The operator and how tightly it binds; calls and names bind at 9, a sign at 6, `?:` at 0."""
 
 OTHERS = {
-    "bitwise_not", "convert_element_type", "isfinite", "isnan", "neg", "reciprocal", "same", "sign", "signbit", "square",
-    "where",
+    "bitwise_not", "convert_element_type", "isfinite", "isnan", "neg", "reciprocal", "same", "sign", "signbit",
+    "square", "where",
 }  # fmt: skip
 """What `_expression` has a form of its own for."""
 
@@ -481,7 +481,7 @@ def _single(value: float) -> bytes:
 
 
 def _simplified(name: str, operands: list[Operand]) -> tuple[str, list[Operand]]:
-    """An operator in the words of a reader: `x != x` asks for NaN, and a choice by a comparison is a minimum or maximum."""
+    """An operator as a reader would write it: `x != x` asks for NaN, a choice by a comparison is a limit."""
     if name == "ne" and _is_same(operands[0], operands[1]):
         return "isnan", operands[:1]
     if name == "where" and isinstance(operands[0], View):
@@ -613,18 +613,19 @@ def _parts(factors: Sequence[Factor], sizes: Sequence[int]) -> Layout:
     layout: Layout = []
     for size in sizes:
         taken: list[Factor] = []
-        while size > 1:
+        rest = size
+        while rest > 1:
             if not left:
                 raise NoSteps("reshape")
             factor = left.pop()
-            if size % factor.size == 0:
+            if rest % factor.size == 0:
                 taken.append(factor)
-                size //= factor.size
-            elif factor.size % size == 0:
-                inner = factor.size // size
-                taken.append(Factor(size, factor.stride * inner))
+                rest //= factor.size
+            elif factor.size % rest == 0:
+                inner = factor.size // rest
+                taken.append(Factor(rest, factor.stride * inner))
                 left.append(Factor(inner, factor.stride))
-                size = 1
+                rest = 1
             else:
                 raise NoSteps("reshape")
         layout.append(taken)

@@ -393,7 +393,7 @@ class Task:
         return result
 
     def steps(self) -> list[str]:
-        """The forward as elementary steps (steps.py); tensors are called `$0`, `$1`, … in the order of the arguments."""
+        """The forward as elementary steps (steps.py); `$0`, `$1`, … are the tensors in the order of the arguments."""
         shapes = iter(self._input_shapes)
         values = [
             self._fixed_values[place] if place in self._fixed_values else _without_elements(*next(shapes))

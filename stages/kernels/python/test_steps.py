@@ -53,14 +53,29 @@ CASES = {
     "argmax": (Of(lambda x: torch.argmax(x, dim=1, keepdim=True)), ROWS),
     "argmin": (Of(torch.argmin), ROWS),
     "max": (Of(lambda x: torch.max(x, dim=1)[0] * torch.max(x, dim=1)[1]), ROWS),
-    "sums": (Of(lambda x: torch.prod(x, 2) + torch.sum(x) + torch.mean(F.elu(x, 0.7)) + torch.amin(x, (0, 2)).sum()), ROWS),
+    "sums": (
+        Of(lambda x: torch.prod(x, 2) + torch.sum(x) + torch.mean(F.elu(x, 0.7)) + torch.amin(x, (0, 2)).sum()),
+        ROWS,
+    ),
     "nanmean": (Of(lambda x: torch.nanmean(torch.where(x > 1, torch.nan, x), 1)), ROWS),
-    "activations": (Of(lambda x: F.mish(x) + F.celu(x, 0.3) + F.logsigmoid(x) * F.hardswish(x) - F.softshrink(x)), ROWS),
-    "more_activations": (Of(lambda x: F.softplus(x, 2, 20) - F.tanhshrink(x) / F.gelu(x) + F.threshold(x, 0.1, 2.0)), ROWS),
-    "clamps": (Of(lambda x: torch.clamp(x, -0.5, 0.7) - F.hardtanh(x) * F.relu6(x).clamp_max(1) - F.hardshrink(x)), ROWS),
+    "activations": (
+        Of(lambda x: F.mish(x) + F.celu(x, 0.3) + F.logsigmoid(x) * F.hardswish(x) - F.softshrink(x)),
+        ROWS,
+    ),
+    "more_activations": (
+        Of(lambda x: F.softplus(x, 2, 20) - F.tanhshrink(x) / F.gelu(x) + F.threshold(x, 0.1, 2.0)),
+        ROWS,
+    ),
+    "clamps": (
+        Of(lambda x: torch.clamp(x, -0.5, 0.7) - F.hardtanh(x) * F.relu6(x).clamp_max(1) - F.hardshrink(x)),
+        ROWS,
+    ),
     "prelu": (Of(nn.PReLU(6), torch.neg, torch.exp2), ROWS),
     "two": (Of(lambda x, y: torch.addcmul(x, y, x, value=0.5) + torch.lerp(x, y, 0.3) - torch.addcdiv(x, x, y)), PAIR),
-    "functions": (Of(lambda x, y: torch.hypot(x, y) * torch.copysign(x, -y) + torch.pow(x, y) - torch.atan2(y, x)), PAIR),
+    "functions": (
+        Of(lambda x, y: torch.hypot(x, y) * torch.copysign(x, -y) + torch.pow(x, y) - torch.atan2(y, x)),
+        PAIR,
+    ),
     "order": (Of(lambda x: (x - (x - 1)) / (x / (2 - x)) - (x - x * (x + 3))), ROWS),
     "comparisons": (Of(lambda x, y: torch.where((x > y) & (x != 0.5) | (y <= 0.7), x - y, y)), PAIR),
     "laid_out": (Of(lambda x: x.permute(2, 0, 1).reshape(10, 12) * 3), ROWS),
@@ -85,11 +100,11 @@ def body(line):
         return name, count, f"{loop} {name}[i] = {right};"
     what, which, length, element, place = reduction.groups()
     declared = f"long long j = {place}; (void)j;" if place else ""
-    step = f"v = k == 0 ? w : {NEXT[which or what]};" if not which else f"bool is_better = k == 0 || ({'w > v' if which == 'maximum' else 'w < v'}); if (is_better) {{ v = w; at = k; }}"
-    return name, count, (
-        f"{loop} {{ double v = 0; long long at = 0; (void)at; for (long long k = 0; k < {length}; k++) {{ {declared} double w = {element}; {step} }}"
-        f" {name}[i] = {'at' if which else 'v'}; }}"
-    )
+    better = f"k == 0 || ({'w > v' if which == 'maximum' else 'w < v'})"
+    step = f"if ({better}) {{ v = w; at = k; }}" if which else f"v = k == 0 ? w : {NEXT[what]};"
+    reduced = f"for (long long k = 0; k < {length}; k++) {{ {declared} double w = {element}; {step} }}"
+    result = f"{name}[i] = {'at' if which else 'v'};"
+    return name, count, f"{loop} {{ double v = 0; long long at = 0; (void)at; {reduced} {result} }}"
 
 
 def program(name, case):
@@ -98,7 +113,7 @@ def program(name, case):
     lines = steps.steps(model.eval(), names, values, ["out"])
     assert lines, name
     kind = "double" if values[0].dtype == torch.float64 else "float"
-    text = [f"extern \"C\" void case_{name}(const {kind}** of, double* out) {{"]
+    text = [f'extern "C" void case_{name}(const {kind}** of, double* out) {{']
     text += [f"const {kind}* {each} = of[{place}]; (void){each};" for place, each in enumerate(names)]
     for line in lines:
         result, count, statement = body(line)
@@ -106,12 +121,20 @@ def program(name, case):
     return "\n".join([*text, "}"])
 
 
+HEAD = """
+#include <cmath>
+#include <vector>
+using namespace std;
+static double square(double v) { return v * v; }
+static float rsqrtf(float v) { return 1 / sqrtf(v); }
+"""
+
+
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("steps")
     source, library = folder / "steps.cpp", folder / "steps.so"
-    head = "#include <cmath>\n#include <vector>\nusing namespace std;\nstatic double square(double v) { return v * v; }\nstatic float rsqrtf(float v) { return 1 / sqrtf(v); }\n"
-    source.write_text(head + "\n".join(program(name, case) for name, case in CASES.items()))
+    source.write_text(HEAD + "\n".join(program(name, case) for name, case in CASES.items()))
     subprocess.run(["g++", "-std=c++17", "-O0", "-shared", "-fPIC", "-o", library, source], check=True)
     return ctypes.CDLL(str(library))
 
@@ -132,7 +155,9 @@ def lines(function, *values):
 
 
 def test_a_step_is_one_operator_or_several_on_the_same_element():
-    assert lines(lambda x: torch.relu(x) * 2 + 1, torch.randn(3, 4)) == ["out[i] = fmaxf(x0[i], 0.0f) * 2.0f + 1.0f;  // i < 12"]
+    assert lines(lambda x: torch.relu(x) * 2 + 1, torch.randn(3, 4)) == [
+        "out[i] = fmaxf(x0[i], 0.0f) * 2.0f + 1.0f;  // i < 12"
+    ]
     assert lines(lambda x: F.softmax(x, 0), torch.randn(3, 4)) == [
         "t1[i] = maximum over k < 3 of x0[i + k * 4];  // i < 4",
         "t2[i] = expf(x0[i] - t1[i % 4]);  // i < 12",
@@ -143,7 +168,14 @@ def test_a_step_is_one_operator_or_several_on_the_same_element():
 
 def test_what_is_no_such_step_has_none():
     square = torch.randn(4, 4)
-    for function in [torch.matmul, lambda x, _: x[1:] * 2, lambda x, y: F.conv1d(x[None], y[:, :, None]), lambda x, _: torch.cumsum(x, 0), lambda x, y: x if x.sum() > 0 else y, lambda x, _: x.sort()[0]]:
+    for function in [
+        torch.matmul,
+        lambda x, _: x[1:] * 2,
+        lambda x, y: F.conv1d(x[None], y[:, :, None]),
+        lambda x, _: torch.cumsum(x, 0),
+        lambda x, y: x if x.sum() > 0 else y,
+        lambda x, _: x.sort()[0],
+    ]:
         assert lines(function, square, square) == []
     assert lines(lambda x: [x := torch.tanh(x) + x for _ in range(40)][-1], square) == [], "too many"
     assert lines(lambda x: x.add_(1), square) == [], "an input that changes"
