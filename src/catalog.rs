@@ -6,6 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use cuda_agent_protocol::Manifest;
+use cuda_agent_protocol::manifest::PerDevice;
 
 use crate::artifact::{ArtifactError, tree};
 use crate::digest::Digest;
@@ -17,14 +18,28 @@ use crate::spec::{self, SpecErrors};
 pub struct Kind {
     /// Its contract.
     pub manifest: Arc<Manifest>,
-    /// What identifies its program.
-    pub identity: ProgramIdentity,
+    /// What identifies its program, for stages without GPUs and with GPUs.
+    pub identity: PerDevice<ProgramIdentity>,
     /// Files of the program that may be executed.
     pub executable: BTreeSet<String>,
     /// Its files.
     pub program: ProgramFiles,
     /// Where its manifest is, for people.
     pub origin: String,
+}
+
+impl Kind {
+    /// What runs where a stage has so many GPUs, and which of its files may be executed.
+    pub fn program_on(&self, gpus: u32) -> (ProgramIdentity, BTreeSet<String>) {
+        let identity = self.identity.with_gpus(gpus).clone();
+        let executable = match &identity {
+            ProgramIdentity::Files(files) => {
+                self.executable.iter().filter(|name| files.contains_key(*name)).cloned().collect()
+            }
+            _ => self.executable.clone(),
+        };
+        (identity, executable)
+    }
 }
 
 /// The files of a program. They are put into a folder of their own before it starts, so that a file that was not
@@ -114,7 +129,7 @@ impl Catalog {
         name: &str,
         manifest: &'static str,
         origin: String,
-        identity: impl FnOnce() -> ProgramIdentity + Send + 'static,
+        identity: impl FnOnce() -> PerDevice<ProgramIdentity> + Send + 'static,
         program: ProgramFiles,
     ) -> Result<(), CatalogError> {
         let (expected, place) = (name.to_owned(), origin.clone());
@@ -194,12 +209,23 @@ fn load_folder(path: &Path) -> Result<Kind, CatalogError> {
     let text = std::fs::read_to_string(path).map_err(ArtifactError::io(path))?;
     let manifest = spec::parse_manifest(&text, path).map_err(CatalogError::Manifest)?;
     let folder = path.parent().unwrap_or(Path::new("."));
-    let mut files = vec![("stage.yaml".to_owned(), path.to_owned())];
-    for source in &manifest.sources {
-        files.extend(source_files(folder, source)?);
-    }
-    let (files, folder) = rooted(files);
-    let (identity, executable) = (ProgramIdentity::Files(digests(&files)?), executables(&files)?);
+    let mut files = BTreeMap::from([("stage.yaml".to_owned(), path.to_owned())]);
+    let mut add = |sources: &[String]| -> Result<BTreeSet<PathBuf>, ArtifactError> {
+        let listed: Vec<_> = sources.iter().map(|source| source_files(folder, source)).collect::<Result<_, _>>()?;
+        let real = listed.iter().flatten().map(|(_, real)| real.clone()).collect();
+        files.extend(listed.into_iter().flatten());
+        Ok(real)
+    };
+    add(&manifest.sources)?;
+    let own = &manifest.device_sources;
+    let own = PerDevice { cpu: add(&own.cpu)?, gpu: add(&own.gpu)? };
+    let (files, folder) = rooted(files.into_iter().collect());
+    let without = |elsewhere: &BTreeSet<PathBuf>| -> Result<ProgramIdentity, ArtifactError> {
+        let counted: Vec<_> = files.iter().filter(|(_, real)| !elsewhere.contains(real)).cloned().collect();
+        Ok(ProgramIdentity::Files(digests(&counted)?))
+    };
+    let identity = PerDevice { cpu: without(&own.gpu)?, gpu: without(&own.cpu)? };
+    let executable = executables(&files)?;
     let program = ProgramFiles::Disk { files, folder };
     Ok(Kind { manifest: Arc::new(manifest), identity, executable, program, origin: path.display().to_string() })
 }
@@ -311,6 +337,39 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }
+    }
+
+    /// A file of one device's alone counts, and is there, for stages on that device.
+    #[test]
+    fn an_edit_of_one_devices_file_changes_what_runs_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let lists = "[../src]\ndevice_sources: { cpu: [../src/emulator], gpu: [../src/clock.py] }";
+        let files = [("src/all.py", ""), ("src/emulator/a.py", ""), ("src/clock.py", "")];
+        kind(folder.path(), lists, &files);
+        let programs = || {
+            let kind = load_folder(&folder.path().join("own/stage.yaml")).unwrap();
+            [0, 1].map(|gpus| kind.program_on(gpus))
+        };
+        let [cpu, gpu] = programs();
+        let names = |(program, _): &(ProgramIdentity, BTreeSet<String>)| match program {
+            ProgramIdentity::Files(files) => files.keys().cloned().collect::<Vec<_>>().join(" "),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(names(&cpu), "folder1/stage.yaml src/all.py src/emulator/a.py");
+        assert_eq!(names(&gpu), "folder1/stage.yaml src/all.py src/clock.py");
+        let changed_by = |path: &str| {
+            let path = folder.path().join(path);
+            std::fs::write(&path, "edited").unwrap();
+            let changed = programs();
+            std::fs::write(&path, "").unwrap();
+            [changed[0] != cpu, changed[1] != gpu]
+        };
+        assert_eq!(changed_by("src/emulator/a.py"), [true, false]);
+        assert_eq!(changed_by("src/clock.py"), [false, true]);
+        assert_eq!(changed_by("src/all.py"), [true, true]);
+        let emulator = folder.path().join("src/emulator/a.py");
+        std::fs::set_permissions(emulator, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!([programs()[0] != cpu, programs()[1] != gpu], [true, false]);
     }
 
     #[test]

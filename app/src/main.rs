@@ -7,6 +7,7 @@ use cuda_agent_engine::digest::Digest;
 use cuda_agent_engine::execute::supervise;
 use cuda_agent_engine::key::ProgramIdentity;
 use cuda_agent_protocol::PortType;
+use cuda_agent_protocol::manifest::PerDevice;
 
 /// A run over ten thousand stages makes millions of small things on several threads, and frees many of them on others: glibc's
 /// allocator takes a sixth longer for such a run.
@@ -64,13 +65,14 @@ fn add_kind(catalog: &mut Catalog, kind: Builtin) -> Result<(), CatalogError> {
         Entry::Rust(_) => ProgramFiles::None,
         Entry::Files { files, folder } => ProgramFiles::Embedded { files, folder: folder.to_owned() },
     };
-    let identity = || match kind.identity {
+    let of = |identity| match identity {
         Identity::Version(version) => ProgramIdentity::Version(version),
         Identity::Sources(sources) => {
             let digest = |text: String| text.parse::<Digest>().expect("the build script writes digests");
             ProgramIdentity::Files(sources.into_iter().map(|(path, text)| (path, digest(text))).collect())
         }
     };
+    let identity = move || PerDevice { cpu: of(kind.identity.cpu), gpu: of(kind.identity.gpu) };
     catalog.add_builtin(kind.name, kind.manifest, kind.manifest_path, identity, program)
 }
 

@@ -69,7 +69,11 @@ pub fn stages(project: &Project, options: Options) -> Result<Exit, CliError> {
         });
     };
     if project.common.json {
-        print_json(&json!({ "manifest": *kind.manifest, "identity": kind.identity, "origin": kind.origin }));
+        let identity = match kind.identity.cpu == kind.identity.gpu {
+            true => json!(kind.identity.cpu),
+            false => json!(kind.identity),
+        };
+        print_json(&json!({ "manifest": *kind.manifest, "identity": identity, "origin": kind.origin }));
     } else {
         print(&described(&kind.manifest));
     }

@@ -151,7 +151,8 @@ impl<'a> Unpacked<'a> {
                 (files.iter().map(|(name, bytes)| (*name, here(bytes))).collect(), folder)
             }
             ProgramFiles::Disk { files, folder } => {
-                let ProgramIdentity::Files(digests) = &kind.identity else { return None };
+                // Of files that are another device's alone there is no digest: the program does not get them.
+                let ProgramIdentity::Files(digests) = &job.resolved.preimage.program else { return None };
                 let file = |(name, real): &'a (String, PathBuf)| {
                     let (executable, content) = (kind.executable.contains(name), Content::At(real));
                     Some((name.as_str(), File { digest: *digests.get(name)?, executable, content }))

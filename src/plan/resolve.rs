@@ -161,7 +161,7 @@ impl Planner<'_> {
     pub(super) fn program(&self, stage: &Stage) -> Result<(ProgramIdentity, BTreeSet<String>), PlanError> {
         let Some(command) = &stage.command else {
             let kind = self.catalog.kind(&stage.kind.name).expect("the spec names only known kinds");
-            return Ok((kind.identity.clone(), kind.executable.clone()));
+            return Ok(kind.program_on(stage.resources.gpu));
         };
         let command = match command {
             Command::Shell(text) => Value::from(text.as_str()),

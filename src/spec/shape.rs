@@ -353,6 +353,28 @@ pub(crate) static MANIFEST: Record = Record {
         field("checkpoints", Shape::Boolean, "Whether another machine can go on from checkpoints of the same work."),
         required("run", WRITTEN_WORDS, "The command."),
         field("sources", WRITTEN_WORDS, "Files that make up the program."),
+        field(
+            "device_sources",
+            Shape::Record(&DEVICE_SOURCES),
+            "Files that change results on one kind of device alone.",
+        ),
+        field("device_versions", Shape::Record(&DEVICE_VERSIONS), "Versions of built-in kinds on a kind of device."),
+    ],
+};
+
+static DEVICE_SOURCES: Record = Record {
+    what: "`device_sources`",
+    fields: &[
+        field("cpu", WRITTEN_WORDS, "Files that count for stages without GPUs alone."),
+        field("gpu", WRITTEN_WORDS, "Files that count for stages with GPUs alone."),
+    ],
+};
+
+static DEVICE_VERSIONS: Record = Record {
+    what: "`device_versions`",
+    fields: &[
+        field("cpu", Shape::Written, "The version of results without GPUs."),
+        field("gpu", Shape::Written, "The version of results on GPUs."),
     ],
 };
 

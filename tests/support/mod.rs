@@ -24,6 +24,7 @@ use cuda_agent_engine::plan::graph::Graph;
 use cuda_agent_engine::plan::{Planner, Verdict};
 use cuda_agent_engine::spec::{self, Pipeline};
 use cuda_agent_engine::store::Store;
+use cuda_agent_protocol::manifest::PerDevice;
 use cuda_agent_protocol::{Event, Request, RowResult, RowStatus};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -553,5 +554,6 @@ pub fn add_kind(catalog: &mut Catalog, manifest: &str, identity: ProgramIdentity
     let manifest = cuda_agent_engine::spec::parse_manifest(manifest, Path::new("stage.yaml"));
     let manifest = Arc::new(manifest.unwrap_or_else(|errors| panic!("{}", errors.render(false))));
     let (executable, origin) = (Default::default(), manifest.name.clone());
+    let identity = PerDevice { cpu: identity.clone(), gpu: identity };
     catalog.add(Kind { manifest, identity, executable, program: ProgramFiles::None, origin }).unwrap();
 }

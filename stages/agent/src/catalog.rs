@@ -1,6 +1,6 @@
 //! The list of this crate's stage kinds.
 
-use cuda_agent_builtin::{Builtin, Embedded, Group};
+use cuda_agent_builtin::{Builtin, Embedded, Group, OnDevice, PerDevice};
 
 use crate::{report, rollout};
 
@@ -33,10 +33,10 @@ mod tests {
     /// The evaluator decides what an episode is worth, so its sources are this kind's too.
     #[test]
     fn the_evaluators_sources_are_sources() {
-        let own = AGENT.embedded("rollout").sources;
+        let own = &AGENT.embedded("rollout").identity;
         for (folder, file) in [("src", "judge/mod.rs"), ("python", "judge.py"), ("cpu", "runtime/race.cpp")] {
             let path = format!("stages/kernels/{folder}/{file}");
-            assert!(own.iter().any(|(source, _)| *source == path), "{path} belongs under `sources:`");
+            assert!(own.cpu.sources.iter().any(|(source, _)| *source == path), "{path} belongs under `sources:`");
         }
     }
 }

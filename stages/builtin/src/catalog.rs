@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use crate::device::PerDevice;
 use crate::lock;
 
 /// A built-in stage kind.
@@ -16,8 +17,8 @@ pub struct Builtin {
     pub manifest_path: String,
     /// How it starts.
     pub entry: Entry,
-    /// What stands for its program in a key.
-    pub identity: Identity,
+    /// What stands for its program in a key, with GPUs and without.
+    pub identity: PerDevice<Identity>,
 }
 
 /// A Rust program: it runs in the current folder and returns its exit status.
@@ -57,17 +58,24 @@ pub struct Embedded {
     pub folder: &'static str,
     /// The folder from the root of the workspace.
     pub path: &'static str,
-    /// Of the manifest.
-    pub version: &'static str,
-    /// Whether the lock knows this version with these sources.
-    pub locked: bool,
     /// Whether the manifest's `run:` starts this binary.
     pub rust: bool,
     /// The manifest: YAML.
     pub manifest: &'static str,
     /// What to unpack for a Python program.
     pub files: &'static [(&'static str, &'static [u8])],
-    /// Digests of the sources.
+    /// What identifies the program on each kind of device.
+    pub identity: PerDevice<OnDevice>,
+}
+
+/// What identifies a program on a kind of device.
+#[derive(Clone, Copy, Debug)]
+pub struct OnDevice {
+    /// Of the manifest.
+    pub version: &'static str,
+    /// Whether the lock knows this version with these sources.
+    pub locked: bool,
+    /// Digests of the sources, by path.
     pub sources: &'static [(&'static str, &'static str)],
 }
 
@@ -132,10 +140,12 @@ impl Embedded {
                 Some(main) => Entry::Rust(main),
                 None => Entry::Files { files: self.files, folder: self.path },
             },
-            identity: self.identity(),
+            identity: PerDevice::of(|device| self.identity.on(device).identity()),
         }
     }
+}
 
+impl OnDevice {
     fn identity(&self) -> Identity {
         if self.locked {
             return Identity::Version(self.version.to_owned());
@@ -152,13 +162,13 @@ mod tests {
         name: "x/a",
         folder: "a",
         path: "stages/x/a",
-        version: "1.0.0",
-        locked: true,
         rust: false,
         manifest: "",
         files: &[("stages/x/a/a.py", b"")],
-        sources: &[("stages/x/a/a.py", "aa")],
+        identity: PerDevice { cpu: LOCKED, gpu: LOCKED },
     };
+
+    const LOCKED: OnDevice = OnDevice { version: "1.0.0", locked: true, sources: &[("stages/x/a/a.py", "aa")] };
 
     fn group(programs: &'static [(&'static str, Option<Main>)], embedded: &'static [Embedded]) -> Group {
         Group { name: "x", programs, embedded }
@@ -170,11 +180,13 @@ mod tests {
 
     #[test]
     fn a_locked_kind_is_its_version_and_any_other_its_sources() {
-        static KINDS: [Embedded; 2] = [A, Embedded { folder: "b", locked: false, ..A }];
+        const EDITED: PerDevice<OnDevice> = PerDevice { cpu: OnDevice { locked: false, ..LOCKED }, gpu: LOCKED };
+        static KINDS: [Embedded; 2] = [A, Embedded { folder: "b", identity: EDITED, ..A }];
         let kinds = group(&[("a", None), ("b", None)], &KINDS).builtin();
-        assert_eq!(kinds[0].identity, Identity::Version("1.0.0".to_owned()));
+        let locked = Identity::Version("1.0.0".to_owned());
+        assert_eq!((&kinds[0].identity.cpu, &kinds[0].identity.gpu), (&locked, &locked));
         let sources = BTreeMap::from([("stages/x/a/a.py".to_owned(), "aa".to_owned())]);
-        assert_eq!(kinds[1].identity, Identity::Sources(sources));
+        assert_eq!((&kinds[1].identity.cpu, &kinds[1].identity.gpu), (&Identity::Sources(sources), &locked));
         assert!(matches!(kinds[0].entry, Entry::Files { folder: "stages/x/a", .. }));
     }
 

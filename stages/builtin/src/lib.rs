@@ -9,11 +9,14 @@
 //! program of the project is ([`train_program`]) decides none.
 
 mod catalog;
+mod device;
 mod generate;
 pub mod lock;
+mod manifest_head;
 mod relock;
 pub mod train_program;
 
-pub use catalog::{Builtin, Embedded, Entry, Group, Identity, Main};
+pub use catalog::{Builtin, Embedded, Entry, Group, Identity, Main, OnDevice};
+pub use device::{DeviceKind, PerDevice};
 pub use generate::{build_script, generate};
 pub use relock::relock;

@@ -4,12 +4,18 @@
 //! kind the protocol's Python twin, and for a Rust kind the packages that its crate's `[dependencies]` and the
 //! protocol's reach in `Cargo.lock`. Tests, what only they use (snapshots, clients) and bytecode in a named folder do not
 //! count: an edit of a test misses nothing.
+//!
+//! Sources that the manifest lists below `device_sources:` count on one kind of device alone, and a version below
+//! `device_versions:` stands for that device's results alone: with `cpu: 1.3.1` results on GPUs stay those of `version: 1.3.0`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+
+use crate::device::{DeviceKind, PerDevice};
+use crate::manifest_head::{ManifestHead, without_device_versions};
 
 /// The lock, beside the kinds' folders.
 pub const LOCK_FILE: &str = "stages.lock";
@@ -25,8 +31,40 @@ pub type Sources = BTreeMap<String, String>;
 pub struct Locked {
     /// The version that was given for these sources.
     pub version: String,
-    /// The sources.
+    /// The sources, whatever device they are for.
     pub sources: Sources,
+    /// What of these and of the version is one kind of device's alone.
+    #[serde(flatten)]
+    pub own: DeviceOwn,
+}
+
+/// What differs between kinds of devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceOwn {
+    /// Sources that change results on this kind of device alone, by path.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub device_sources: PerDevice<BTreeSet<String>>,
+    /// Versions in the place of the kind's.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub device_versions: PerDevice<Option<String>>,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+impl Locked {
+    /// The version that stands for results on a kind of device.
+    pub fn version_on(&self, device: DeviceKind) -> &str {
+        self.own.device_versions.on(device).as_ref().unwrap_or(&self.version)
+    }
+
+    /// The sources that can change results there.
+    pub fn sources_on(&self, device: DeviceKind) -> Sources {
+        let elsewhere = self.own.device_sources.on(device.other());
+        let counts = |(path, _): &(&String, &String)| !elsewhere.contains(*path);
+        self.sources.iter().filter(counts).map(|(path, digest)| (path.clone(), digest.clone())).collect()
+    }
 }
 
 /// `stages.lock`, by kind.
@@ -37,8 +75,6 @@ pub type Lock = BTreeMap<String, Locked>;
 pub struct Kind {
     /// Of the manifest: `ops/publish`.
     pub name: String,
-    /// Of the manifest.
-    pub version: String,
     /// The folder's name.
     pub folder: String,
     /// The folder from the root of the workspace.
@@ -47,14 +83,25 @@ pub struct Kind {
     pub rust: bool,
     /// The files to put on the disk before a Python program starts, by path from the root of the workspace.
     pub files: BTreeMap<String, PathBuf>,
-    /// The digests that make up its identity.
-    pub sources: Sources,
+    /// What the lock is to hold of it: its version and the digests that make up its identity.
+    pub current: Locked,
 }
 
 impl Kind {
-    /// Whether the lock was made for these sources and this version.
-    pub fn is_locked(&self, lock: &Lock) -> bool {
-        lock.get(&self.name).is_some_and(|locked| locked.version == self.version && locked.sources == self.sources)
+    /// Whether the lock was made for this version and these sources, as far as they matter on a kind of device.
+    pub fn is_locked_on(&self, device: DeviceKind, lock: &Lock) -> bool {
+        lock.get(&self.name).is_some_and(|locked| {
+            locked.version_on(device) == self.current.version_on(device)
+                && locked.sources_on(device) == self.current.sources_on(device)
+        })
+    }
+
+    /// Whether a change of sources on a kind of device has no newer version there.
+    fn is_stale_on(&self, device: DeviceKind, lock: &Lock) -> bool {
+        lock.get(&self.name).is_some_and(|locked| {
+            locked.sources_on(device) != self.current.sources_on(device)
+                && !is_newer(self.current.version_on(device), locked.version_on(device))
+        })
     }
 }
 
@@ -81,39 +128,46 @@ pub fn read_lock(home: &Path) -> Result<Lock, String> {
 
 /// How a kind differs from the lock, a line for each source; nothing where it does not.
 pub fn explain(kind: &Kind, lock: &Lock) -> Option<String> {
-    if kind.is_locked(lock) {
+    if lock.get(&kind.name) == Some(&kind.current) {
         return None;
     }
     let Some(locked) = lock.get(&kind.name) else {
-        return Some(format!("{} {} is new\n", kind.name, kind.version));
+        return Some(format!("{} {} is new\n", kind.name, kind.current.version));
     };
-    let mut text = format!("{} {} (locked: {})\n", kind.name, kind.version, locked.version);
-    let names: BTreeSet<&String> = kind.sources.keys().chain(locked.sources.keys()).collect();
+    let mut text = format!("{} {} (locked: {})\n", kind.name, versions(&kind.current), versions(locked));
+    let (old, new) = (&locked.sources, &kind.current.sources);
+    let names: BTreeSet<&String> = new.keys().chain(old.keys()).collect();
     for name in names {
-        let change = match (locked.sources.get(name), kind.sources.get(name)) {
+        let change = match (old.get(name), new.get(name)) {
             (Some(old), Some(new)) if old == new => continue,
             (Some(_), Some(_)) => "changed",
             (None, _) => "added",
             (_, None) => "removed",
         };
-        text += &format!("  {change} {name}\n");
+        let owner = |device: &DeviceKind| kind.current.own.device_sources.on(*device).contains(name);
+        let only = DeviceKind::ALL.into_iter().find(owner).map(|device| format!(" (on {} alone)", device.word()));
+        text += &format!("  {change} {name}{}\n", only.unwrap_or_default());
     }
     Some(text)
+}
+
+/// A version, with those of devices that have another.
+fn versions(locked: &Locked) -> String {
+    let own = |device: DeviceKind| {
+        locked.own.device_versions.on(device).as_ref().map(|version| format!(", {}: {version}", device.word()))
+    };
+    DeviceKind::ALL.into_iter().filter_map(own).fold(locked.version.clone(), |text, own| text + &own)
 }
 
 /// The lock for `kinds`, or what stands against it: changed sources under a version that was not raised, unless
 /// someone vouches for the results.
 pub fn relock(kinds: &[Kind], old: &Lock, same_results: bool) -> Result<Lock, String> {
-    let stale = |kind: &&Kind| {
-        let locked = old.get(&kind.name);
-        locked.is_some_and(|locked| locked.sources != kind.sources && !is_newer(&kind.version, &locked.version))
-    };
+    let stale = |kind: &&Kind| DeviceKind::ALL.into_iter().any(|device| kind.is_stale_on(device, old));
     let refused: String = kinds.iter().filter(stale).filter_map(|kind| explain(kind, old)).collect();
     if !refused.is_empty() && !same_results {
         return Err(refused);
     }
-    let lock = |kind: &Kind| Locked { version: kind.version.clone(), sources: kind.sources.clone() };
-    Ok(kinds.iter().map(|kind| (kind.name.clone(), lock(kind))).collect())
+    Ok(kinds.iter().map(|kind| (kind.name.clone(), kind.current.clone())).collect())
 }
 
 /// What a test tells whoever changed sources of the crate in `home` and did not lock them, if anything.
@@ -126,7 +180,7 @@ pub fn outdated(home: &Path) -> Result<Option<String>, String> {
         format!(
             "{} is out of date:\n{text}\
              Results that were made with the old sources stay valid only where they would come out the same:\n  \
-             where they may differ, raise `version:` in the stage.yaml and run  make relock\n  \
+             where they may differ, raise `version:` in the stage.yaml (on one device alone, `device_versions:`) and run  make relock\n  \
              where they cannot (a comment, a message), run  make relock SAME_RESULTS=1",
             home.join(LOCK_FILE).display()
         )
@@ -156,22 +210,34 @@ fn read_kind(home: &Path, folder: &Path) -> Result<Kind, String> {
     let text = read_text(&manifest_path)?;
     let head = ManifestHead::read(&text).map_err(|error| format!("{}: {error}", manifest_path.display()))?;
     let mut files = BTreeMap::new();
-    let mut add = |path: &Path| -> Result<(), String> {
-        files.insert(from_root(&root, path)?, path.to_owned());
-        Ok(())
-    };
-    add(&manifest_path)?;
-    for source in &head.sources {
-        for file in files_below(&clean(&folder.join(source)))? {
-            add(&file)?;
+    files.insert(from_root(&root, &manifest_path)?, manifest_path.clone());
+    let mut add = |sources: &[String]| -> Result<BTreeSet<String>, String> {
+        let mut names = BTreeSet::new();
+        for source in sources {
+            for file in files_below(&clean(&folder.join(source)))? {
+                let name = from_root(&root, &file)?;
+                names.insert(name.clone());
+                files.insert(name, file);
+            }
         }
+        Ok(names)
+    };
+    add(&head.sources)?;
+    let device_sources = PerDevice { cpu: add(&head.device_sources.cpu)?, gpu: add(&head.device_sources.gpu)? };
+    if let Some(both) = device_sources.cpu.intersection(&device_sources.gpu).next() {
+        return Err(format!("{}: {both} can't be one device's alone twice", folder.join("stage.yaml").display()));
     }
     if !head.rust {
-        add(&root.join(PROTOCOL).join("python/cuda_agent_stage.py"))?;
+        let twin = root.join(PROTOCOL).join("python/cuda_agent_stage.py");
+        files.insert(from_root(&root, &twin)?, twin);
     }
     let mut sources = Sources::new();
     for (name, path) in &files {
-        let bytes = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let mut bytes = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        if *path == manifest_path {
+            // They are compared by themselves, and that of one device is nothing to the other.
+            bytes = without_device_versions(&text).into_bytes();
+        }
         sources.insert(name.clone(), blake3::hash(&bytes).to_hex().to_string());
     }
     if head.rust {
@@ -182,66 +248,9 @@ fn read_kind(home: &Path, folder: &Path) -> Result<Kind, String> {
     }
     let path = from_root(&root, folder)?;
     let folder = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(Kind { name: head.name, version: head.version, folder, path, rust: head.rust, files, sources })
-}
-
-/// The few fields of a manifest that the lock is about.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct ManifestHead {
-    name: String,
-    version: String,
-    sources: Vec<String>,
-    rust: bool,
-}
-
-impl ManifestHead {
-    /// Reads them line by line. This is no YAML parser (the engine has one): it takes plain scalars and plain lists
-    /// at the top level, and refuses anything else there, so that it can't misread what it accepts.
-    fn read(text: &str) -> Result<Self, String> {
-        let mut fields: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-        let mut open = None;
-        for line in text.lines() {
-            let wanted = |name: &&str| ["name", "version", "sources", "run"].contains(name);
-            if let Some((name, rest)) = line.split_once(':').filter(|(name, _)| wanted(name)) {
-                fields.insert(name, inline_items(rest)?);
-                open = rest.trim().is_empty().then_some(name);
-            } else if let (Some(name), Some(item)) = (open, line.trim_start().strip_prefix("- ")) {
-                fields.entry(name).or_default().push(plain(item)?);
-            } else if !line.trim().is_empty() && !line.trim_start().starts_with('#') {
-                open = None;
-            }
-        }
-        let one = |name: &str| match fields.get(name).map(Vec::as_slice) {
-            Some([value]) => Ok(value.clone()),
-            _ => Err(format!("`{name}:` must be a plain value on its own line")),
-        };
-        let run = fields.get("run").and_then(|words| words.first().cloned());
-        Ok(Self {
-            name: one("name")?,
-            version: one("version")?,
-            rust: run.ok_or("`run:` must be a plain list")? == "cuda-agent",
-            sources: fields.remove("sources").unwrap_or_default(),
-        })
-    }
-}
-
-fn inline_items(rest: &str) -> Result<Vec<String>, String> {
-    let rest = rest.trim();
-    match rest.strip_prefix('[').map(|list| list.strip_suffix(']')) {
-        None if rest.is_empty() => Ok(Vec::new()),
-        None => Ok(vec![plain(rest)?]),
-        Some(None) => Err(format!("`{rest}`: a list in brackets must end on its line")),
-        Some(Some(list)) => list.split(',').map(plain).collect(),
-    }
-}
-
-fn plain(text: &str) -> Result<String, String> {
-    let text = text.trim();
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
-    if text.is_empty() || !text.chars().all(is_plain) {
-        return Err(format!("`{text}`: only letters, digits and ._-/ are read here, without quotes or comments"));
-    }
-    Ok(text.to_owned())
+    let own = DeviceOwn { device_sources, device_versions: head.device_versions };
+    let current = Locked { version: head.version, sources, own };
+    Ok(Kind { name: head.name, folder, path, rust: head.rust, files, current })
 }
 
 /// A file, or the files below a folder that make up a program.
@@ -398,34 +407,16 @@ mod tests {
     fn kind(version: &str, digest: &str) -> Kind {
         let sources = Sources::from([("stages/ops/x/x.py".to_owned(), digest.to_owned())]);
         let [name, folder, path] = ["ops/x", "x", "stages/ops/x"].map(str::to_owned);
-        Kind { name, version: version.to_owned(), folder, path, rust: false, files: BTreeMap::new(), sources }
-    }
-
-    #[test]
-    fn a_manifest_is_read_in_either_list_style() {
-        let block = "name: ops/x\nversion: 1.2.0\nsummary: run\nrun: [python, x.py]\nsources:\n  # why\n  - x.py\n  - ../python\n";
-        let flow = "name: ops/x\nversion: 1.2.0\nrun:\n- python\n- x.py\nsources: [x.py, ../python]\n";
-        let head = ManifestHead::read(block).unwrap();
-        assert_eq!(head.sources, ["x.py", "../python"]);
-        assert_eq!(head, ManifestHead::read(flow).unwrap());
-        assert!(!head.rust);
-    }
-
-    #[test]
-    fn what_could_be_misread_is_refused() {
-        for text in ["sources: [\"x.py\"]", "sources: [x.py", "sources: &a", "sources:\n  - {a: b}"] {
-            let text = format!("name: ops/x\nversion: 1.2.0\nrun: [python, x.py]\n{text}\n");
-            assert!(ManifestHead::read(&text).is_err(), "{text}");
-        }
-        assert!(ManifestHead::read("name: ops/x\nrun: [python]\n").is_err(), "no version");
+        let current = Locked { version: version.to_owned(), sources, own: DeviceOwn::default() };
+        Kind { name, folder, path, rust: false, files: BTreeMap::new(), current }
     }
 
     #[test]
     fn a_locked_kind_is_its_version_until_a_source_changes() {
         let lock = relock(&[kind("1.0.0", "aa")], &Lock::new(), false).unwrap();
-        assert!(kind("1.0.0", "aa").is_locked(&lock));
-        assert!(!kind("1.0.0", "bb").is_locked(&lock));
-        assert!(!kind("1.1.0", "aa").is_locked(&lock));
+        assert!(kind("1.0.0", "aa").is_locked_on(DeviceKind::Gpu, &lock));
+        assert!(!kind("1.0.0", "bb").is_locked_on(DeviceKind::Gpu, &lock));
+        assert!(!kind("1.1.0", "aa").is_locked_on(DeviceKind::Gpu, &lock));
         let text = explain(&kind("1.0.0", "bb"), &lock).unwrap();
         assert_eq!(text, "ops/x 1.0.0 (locked: 1.0.0)\n  changed stages/ops/x/x.py\n");
     }
@@ -436,9 +427,9 @@ mod tests {
         assert!(relock(&[kind("1.9.0", "bb")], &lock, false).unwrap_err().contains("stages/ops/x/x.py"));
         assert!(relock(&[kind("1.8.0", "bb")], &lock, false).is_err(), "an older version");
         let raised = relock(&[kind("1.10.0", "bb")], &lock, false).unwrap();
-        assert!(kind("1.10.0", "bb").is_locked(&raised));
+        assert!(kind("1.10.0", "bb").is_locked_on(DeviceKind::Gpu, &raised));
         let vouched = relock(&[kind("1.9.0", "bb")], &lock, true).unwrap();
-        assert!(kind("1.9.0", "bb").is_locked(&vouched));
+        assert!(kind("1.9.0", "bb").is_locked_on(DeviceKind::Gpu, &vouched));
     }
 
     #[test]
@@ -505,7 +496,11 @@ mod tests {
         let lock = relock(&read(), &Lock::new(), false).unwrap();
         let changed_by = |path: &str| -> Vec<String> {
             write(path, "# edited");
-            let changed = read().into_iter().filter(|kind| !kind.is_locked(&lock)).map(|kind| kind.folder).collect();
+            let changed = read()
+                .into_iter()
+                .filter(|kind| !kind.is_locked_on(DeviceKind::Gpu, &lock))
+                .map(|kind| kind.folder)
+                .collect();
             write(path, "");
             changed
         };
@@ -518,5 +513,50 @@ mod tests {
             assert_eq!(changed_by(&format!("stages/ops/src/{path}")), [""; 0], "{path}");
         }
         assert_eq!(changed_by("stages/protocol/src/lib.rs"), ["c"]);
+    }
+
+    /// An edit of what one device alone uses leaves results on the other as they are.
+    #[test]
+    fn an_edit_of_one_devices_sources_changes_that_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("stages/protocol/python/cuda_agent_stage.py", "");
+        write("stages/ops/Cargo.toml", "");
+        for path in ["src/lib.py", "src/emulator/a.py", "clock.py"] {
+            write(&format!("stages/ops/{path}"), "");
+        }
+        let manifest = |versions: &str| {
+            let head = "name: ops/a\nversion: 1.0.0\nrun: [python, x.py]\nsources: [../src]\n";
+            let own = "device_sources:\n  cpu: [../src/emulator]\n  gpu: [../clock.py]\n";
+            write("stages/ops/a/stage.yaml", &format!("{head}{own}{versions}"));
+        };
+        manifest("");
+        let read = || read_kinds(&folder.path().join("stages/ops")).unwrap();
+        let lock = relock(&read(), &Lock::new(), false).unwrap();
+        let changed_by = |path: &str| -> Vec<&str> {
+            write(path, "# edited");
+            let changed = DeviceKind::ALL.into_iter().filter(|device| !read()[0].is_locked_on(*device, &lock));
+            let changed = changed.map(DeviceKind::word).collect();
+            write(path, "");
+            changed
+        };
+        assert_eq!(changed_by("stages/ops/src/emulator/a.py"), ["cpu"]);
+        assert_eq!(changed_by("stages/ops/clock.py"), ["gpu"]);
+        assert_eq!(changed_by("stages/ops/src/lib.py"), ["cpu", "gpu"]);
+
+        write("stages/ops/src/emulator/a.py", "# other results");
+        let refused = relock(&read(), &lock, false).unwrap_err();
+        assert_eq!(refused, "ops/a 1.0.0 (locked: 1.0.0)\n  changed stages/ops/src/emulator/a.py (on cpu alone)\n");
+        manifest("device_versions:\n  cpu: 1.0.1\n");
+        assert!(read()[0].is_locked_on(DeviceKind::Gpu, &lock), "another version of the other device");
+        let raised = relock(&read(), &lock, false).unwrap();
+        assert_eq!(DeviceKind::ALL.map(|device| raised["ops/a"].version_on(device)), ["1.0.1", "1.0.0"]);
+        assert!(DeviceKind::ALL.into_iter().all(|device| read()[0].is_locked_on(device, &raised)));
+        let text = serde_json::to_string(&raised).unwrap();
+        assert_eq!(serde_json::from_str::<Lock>(&text).unwrap(), raised);
     }
 }

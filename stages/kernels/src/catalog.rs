@@ -1,6 +1,6 @@
 //! The list of this crate's stage kinds; `cuda_agent_builtin` has the machinery.
 
-use cuda_agent_builtin::{Builtin, Embedded, Group};
+use cuda_agent_builtin::{Builtin, Embedded, Group, OnDevice, PerDevice};
 
 use crate::stage::{evaluate, profile};
 
@@ -22,6 +22,8 @@ pub fn builtin() -> Vec<Builtin> {
 mod tests {
     use std::path::Path;
 
+    use cuda_agent_builtin::{DeviceKind, lock};
+
     use super::*;
 
     fn home() -> &'static Path {
@@ -39,7 +41,8 @@ mod tests {
     #[test]
     fn every_folder_that_programs_are_made_of_is_a_source() {
         const NO_SOURCES: [&str; 4] = ["tests", "corpus", "examples", "benches"];
-        let sources = KERNELS.embedded("evaluate").sources;
+        let identity = &KERNELS.embedded("evaluate").identity;
+        let sources: Vec<_> = identity.cpu.sources.iter().chain(identity.gpu.sources).collect();
         for entry in std::fs::read_dir(home()).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
@@ -48,6 +51,40 @@ mod tests {
                 let is_source = sources.iter().any(|(source, _)| source.starts_with(&prefix));
                 assert!(is_source, "{name}/ belongs under `sources:` of evaluate/stage.yaml, or is no source");
             }
+        }
+    }
+
+    /// Every kind that asks for verdicts, with the folders' own lists and the lock that is stored.
+    #[test]
+    fn an_edit_of_the_emulator_misses_no_gpu_row() {
+        let stages = home().parent().unwrap();
+        let mut judging = 0;
+        for home in lock::homes(stages).unwrap() {
+            let stored = lock::read_lock(&home).unwrap();
+            for mut kind in lock::read_kinds(&home).unwrap() {
+                let is_emulator = |path: &str| {
+                    let inner = path.strip_prefix("stages/kernels/").unwrap_or_default();
+                    inner.starts_with("cpu/") || ["src/compile/host.rs", "src/runner/cpu.rs"].contains(&inner)
+                };
+                let emulator = kind.current.sources.iter_mut().filter(|(path, _)| is_emulator(path));
+                let edited = emulator.map(|(_, digest)| *digest = "edited".to_owned()).count();
+                judging += usize::from(edited > 1);
+                let is_hit = |device| kind.is_locked_on(device, &stored);
+                assert!(is_hit(DeviceKind::Gpu), "{}: an edit of the emulator misses what GPUs gave", kind.name);
+                assert_eq!(is_hit(DeviceKind::Cpu), edited == 0, "{}: what the emulator gave", kind.name);
+            }
+        }
+        assert_eq!(judging, 5, "evaluate, profile, rollout, ppo-warmup, ppo");
+    }
+
+    /// What compiles, runs and times on a GPU says nothing of a verdict of the CPU device.
+    #[test]
+    fn what_runs_on_gpus_is_no_source_on_the_cpu() {
+        let identity = &KERNELS.embedded("evaluate").identity;
+        for path in ["src/runner/gpu/server.rs", "src/compile/nvrtc.rs", "recorder/recorder.cpp", "python/ahead.py"] {
+            let path = format!("stages/kernels/{path}");
+            let has = |on: &OnDevice| on.sources.iter().any(|(source, _)| *source == path);
+            assert_eq!([has(&identity.cpu), has(&identity.gpu)], [false, true], "{path}");
         }
     }
 }

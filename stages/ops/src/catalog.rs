@@ -3,7 +3,7 @@
 //! The build script reads the kinds' folders and embeds manifests, programs and digests; the list here says which
 //! kinds there are. A test fails on a folder that the list forgets, and on sources that `stages.lock` does not know.
 
-use cuda_agent_builtin::{Builtin, Embedded, Group};
+use cuda_agent_builtin::{Builtin, Embedded, Group, OnDevice, PerDevice};
 
 use crate::publish;
 

@@ -53,6 +53,29 @@ pub struct Manifest {
     /// always counts.
     #[serde(default)]
     pub sources: Vec<String>,
+    /// Files among or beside them that change results on one kind of device alone.
+    #[serde(default)]
+    pub device_sources: PerDevice<Vec<String>>,
+    /// Of a built-in kind, versions in the place of `version` for results on a kind of device.
+    #[serde(default)]
+    pub device_versions: PerDevice<Option<String>>,
+}
+
+/// One value for stages without GPUs and one for stages with GPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PerDevice<T> {
+    /// Of stages without GPUs.
+    pub cpu: T,
+    /// Of stages with at least one.
+    pub gpu: T,
+}
+
+impl<T> PerDevice<T> {
+    /// The one for a stage with so many GPUs.
+    pub fn with_gpus(&self, gpus: u32) -> &T {
+        if gpus == 0 { &self.cpu } else { &self.gpu }
+    }
 }
 
 impl Manifest {

@@ -1,6 +1,6 @@
 //! The list of this crate's stage kinds; `cuda_agent_builtin` has the machinery.
 
-use cuda_agent_builtin::{Builtin, Embedded, Group};
+use cuda_agent_builtin::{Builtin, Embedded, Group, OnDevice, PerDevice};
 
 use crate::launch::become_stage;
 
