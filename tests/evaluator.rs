@@ -214,23 +214,75 @@ fn a_launch_candidate_is_known_by_its_source() {
     assert_eq!((verdict.inputs, verdict.reward, verdict.accuracy.len()), (2, Some(1.0), 1));
 }
 
-/// What policies are shown as right: judged at a smaller size, with the contract that the evaluator states.
+/// What policies are shown as right: judged with fewer rows, and so fewer threads, with the contract that the evaluator states.
+/// (In full size the evaluator takes minutes on a CPU.)
 #[test]
-fn the_example_of_the_prompt_is_right() {
+fn the_examples_of_the_prompts_are_right() {
     let prompts = repository().join("stages/agent/prompts");
-    let read = |name: &str| std::fs::read_to_string(prompts.join(name)).unwrap();
-    let (task, answer) = (read("example_task.py"), read("example_answer.md"));
-    let candidate = answer.trim().strip_prefix("```cuda\n").unwrap().strip_suffix("```").unwrap();
-    let sandbox = sandbox();
-    sandbox.write("full.py", &task);
+    let read = |name: String| std::fs::read_to_string(prompts.join(name)).unwrap();
+    let of_kind = [
+        ("example", (1024, 9), 4_194_304),
+        ("normalization", (512, 2), 12_288),
+        ("softmax", (64, 1), 65_536),
+        ("reduction", (64, 1), 65_536),
+    ];
+    let candidate = |(kind, (rows, fewer), threads): (&str, (u64, u64), u64)| {
+        let (task, answer) = (read(format!("{kind}_task.py")), read(format!("{kind}_answer.md")));
+        let source = answer.trim().strip_prefix("```cuda\n").unwrap().strip_suffix("```").unwrap();
+        let (all, some) = (threads.to_string(), (threads / rows * fewer).to_string());
+        assert_eq!(source.matches(&all).count(), 2, "{kind}: its bound and its grid");
+        let contract = with_fewer_rows(&read(format!("{kind}_contract.h")), rows, fewer);
+        Candidate {
+            id: kind.into(),
+            code: task.replacen(&format!("randn({rows}, "), &format!("randn({fewer}, "), 1),
+            source: source.replace(&all, &some) + &asserted(&contract),
+            format: "kernel".into(),
+            expected: vec!["correct".into()],
+        }
+    };
+    let candidates = of_kind.map(candidate);
+    let sandbox = with_table(&candidates, "60");
+    run(&sandbox, "p.yaml").unwrap();
+    assert_eq!(surprises(&candidates, &rows(&sandbox, "verdicts")), [""; 0]);
+
     let without_words =
         |text: &str| text.replace("TASK_TABLE ", "").replace("constexpr ", "").replace("}\n\n#", "}\n#");
-    let header = without_words(&told(&sandbox, &["--task", "full.py", "--header"]));
-    assert!(header.contains(without_words(&read("example_contract.h")).trim()), "{header}");
-    sandbox.write("model.py", &task.replace("1024, 4096", "33, 70"));
-    sandbox.write("right.cu", candidate);
-    let (verdict, status) = verdict(&sandbox, &["--task", "model.py", "--device", "cpu", "right.cu"]);
-    assert_eq!((verdict.outcome, status), (Outcome::Correct, 0), "{verdict:?}");
+    sandbox.write("model.py", &candidates[0].code);
+    let header = without_words(&told(&sandbox, &["--task", "model.py", "--device", "cpu", "--header"]));
+    let contract = with_fewer_rows(&read("example_contract.h".into()), 1024, 9);
+    assert!(header.contains(without_words(&contract).trim()), "{header}");
+}
+
+/// A contract with another first size of each tensor.
+fn with_fewer_rows(contract: &str, rows: u64, fewer: u64) -> String {
+    let line = |line: &str| match line.split_once("_size = ") {
+        Some((name, size)) => {
+            let size: u64 = size.trim_end_matches(';').parse().unwrap();
+            format!("{name}_size = {};\n", size / rows * fewer)
+        }
+        None => {
+            let shape = line.replacen(&format!("{{{rows}, "), &format!("{{{fewer}, "), 1);
+            shape.replacen(&format!("[{rows}, "), &format!("[{fewer}, "), 1) + "\n"
+        }
+    };
+    contract.lines().map(line).collect()
+}
+
+/// What a contract says, as assertions for the compiler.
+fn asserted(contract: &str) -> String {
+    let constants = contract.lines().filter_map(|line| line.strip_prefix("constexpr ")?.split_once(" = "));
+    let of = |(name, value): (&str, &str)| {
+        let name = name.rsplit(' ').next().unwrap();
+        let value = value.trim_end_matches(';');
+        match (name.strip_suffix("[]"), value.strip_prefix('{')) {
+            (Some(name), Some(items)) => {
+                let items = items.trim_end_matches('}').split(", ").enumerate();
+                items.map(|(place, item)| format!("static_assert(task::{name}[{place}] == {item});\n")).collect()
+            }
+            _ => format!("static_assert(task::{name} == {value});\n"),
+        }
+    };
+    constants.map(of).collect()
 }
 
 #[test]

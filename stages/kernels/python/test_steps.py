@@ -166,6 +166,15 @@ def test_a_step_is_one_operator_or_several_on_the_same_element():
     ]
 
 
+@pytest.mark.parametrize("kind", ["example", "normalization", "softmax", "reduction"])
+def test_the_examples_of_the_prompts_have_their_steps(kind):
+    prompts = pathlib.Path(__file__).resolve().parents[2] / "agent" / "prompts"
+    scope = {}
+    exec((prompts / f"{kind}_task.py").read_text(), scope)
+    said = steps.steps(scope["Model"](), ["x"], scope["get_inputs"](), ["out"])
+    assert "\n".join(said) == (prompts / f"{kind}_steps.txt").read_text().strip()
+
+
 def test_what_is_no_such_step_has_none():
     square = torch.randn(4, 4)
     for function in [
