@@ -94,6 +94,18 @@ impl Stage {
         Self { folder, kind }
     }
 
+    /// Other parameters for the next start, with the state folder as it is.
+    fn goes_on(&self, given: &Value) {
+        let path = self.folder.path().join("request.json");
+        let mut request: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        for (name, value) in given.as_object().unwrap() {
+            request["params"][name] = value.clone();
+        }
+        std::fs::remove_dir_all(self.folder.path().join("outputs")).unwrap();
+        std::fs::create_dir_all(self.folder.path().join("outputs")).unwrap();
+        std::fs::write(&path, request.to_string()).unwrap();
+    }
+
     fn start(&self) -> Running {
         let mut command = Command::new(PROGRAM);
         command.args(["stage", self.kind]).current_dir(self.folder.path()).stdin(Stdio::null()).stderr(Stdio::null());
@@ -200,6 +212,41 @@ fn several_processes_come_to_what_one_comes_to() {
 }
 
 /// Waits for something, a minute at most.
+/// A step's episodes are made while the step before is learned from: the first step's are those of a run without, later ones are
+/// of the policy before the update. A run that ends after two steps is the beginning of one of four, to the bit.
+#[test]
+fn episodes_ahead_are_of_the_policy_before() {
+    let given = |steps: u64, overlap: bool| {
+        let mut given = ppo();
+        given["steps"] = steps.into();
+        given["overlap"] = overlap.into();
+        given
+    };
+    let whole = Stage::new("train/ppo", 1, &given(4, true)).run();
+    let plain = Stage::new("train/ppo", 1, &given(1, false)).run();
+    let one = Stage::new("train/ppo", 1, &given(1, true)).run();
+    assert_eq!(one.tensors("model"), plain.tensors("model"), "the first step has nothing that was made ahead");
+    let differs = Stage::new("train/ppo", 1, &given(4, false)).run();
+    assert_ne!(whole.tensors("model"), differs.tensors("model"), "later ones have");
+
+    let again = Stage::new("train/ppo", 1, &given(4, true)).run();
+    assert_eq!(whole.tensors("model"), again.tensors("model"), "however the two sides of a step take turns");
+
+    let divided = Stage::new("train/ppo", 1, &given(2, true)).run();
+    divided.goes_on(&given(4, true));
+    let divided = divided.run();
+    assert_eq!(whole.tensors("model"), divided.tensors("model"));
+}
+
+#[test]
+fn episodes_ahead_want_one_process() {
+    let mut given = ppo();
+    given["overlap"] = true.into();
+    let stage = Stage::new("train/ppo", 2, &given);
+    assert!(!stage.start().0.wait().unwrap().success());
+    assert_eq!(stage.error()["hint"], "set processes: 1, or overlap: false");
+}
+
 fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {

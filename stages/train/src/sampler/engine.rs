@@ -121,6 +121,14 @@ impl<L: Listener> Engine<L> {
         self.waiting.push_back((request, listener));
     }
 
+    /// Orders the queue by prompts and keys.
+    pub fn order(&mut self) {
+        let by = |(request, _): &(Request, L), (other, _): &(Request, L)| {
+            request.prompt.cmp(&other.prompt).then(request.key.0.cmp(&other.key.0))
+        };
+        self.waiting.make_contiguous().sort_by(by);
+    }
+
     /// Whether a step would do anything.
     pub fn is_busy(&self) -> bool {
         !self.active.is_empty() || !self.waiting.is_empty()

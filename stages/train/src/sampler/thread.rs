@@ -1,8 +1,9 @@
 //! The sampler's thread, and what callers hold of it.
 
-use std::sync::mpsc::{self, Receiver, RecvError, Sender, TryRecvError};
+use std::sync::mpsc::{self, Receiver, RecvError, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tch::Tensor;
 
@@ -38,7 +39,11 @@ pub struct Sampler {
     thread: Option<JoinHandle<()>>,
 }
 
+/// How long requests that were announced are waited for after the last one that came: who was to send them may have failed.
+const LATEST: Duration = Duration::from_secs(2);
+
 enum Command {
+    Together(usize),
     Submit(Request, Waiter, Sender<Result<Progress, TrainError>>),
     Update(Vec<(String, Tensor)>, Sender<Result<u64, TrainError>>),
     Statistics(Sender<Statistics>),
@@ -118,6 +123,12 @@ impl Sampler {
         commands.as_ref().is_some_and(|commands| commands.send(command).is_ok())
     }
 
+    /// Begins with the next `count` requests once all of them are there, in an order of their own. What is summed up in which order
+    /// depends on the sequences beside one, so that equal runs are equal to the bit only where equal batches are made.
+    pub fn together(&self, count: usize) {
+        self.send(Command::Together(count));
+    }
+
     /// Puts a request into the queue. Never blocks.
     pub fn submit(&self, request: Request) -> Handle {
         let (sender, events) = mpsc::channel();
@@ -156,31 +167,49 @@ impl Drop for Sampler {
 
 /// Serves until the sampler is dropped: commands first, so that requests that came together share a prefill.
 fn serve(mut engine: Engine<Channel>, commands: &Receiver<Command>) {
+    let mut announced = 0;
     loop {
+        if announced > 0 {
+            match commands.recv_timeout(LATEST) {
+                Ok(command) => handle(&mut engine, command, &mut announced),
+                Err(RecvTimeoutError::Timeout) => announced = 0,
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if announced == 0 {
+                engine.order();
+            }
+            continue;
+        }
         if !engine.is_busy() {
             match commands.recv() {
-                Ok(command) => handle(&mut engine, command),
+                Ok(command) => handle(&mut engine, command, &mut announced),
                 Err(RecvError) => return,
             }
         }
-        loop {
+        while announced == 0 {
             match commands.try_recv() {
-                Ok(command) => handle(&mut engine, command),
+                Ok(command) => handle(&mut engine, command, &mut announced),
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => return,
             }
         }
-        engine.step();
+        if announced == 0 {
+            engine.step();
+        }
     }
 }
 
-fn handle(engine: &mut Engine<Channel>, command: Command) {
+fn handle(engine: &mut Engine<Channel>, command: Command, announced: &mut usize) {
     // Who doesn't wait for an answer any more doesn't get one.
     match command {
-        Command::Submit(request, waiter, sender) => match engine.check(&request) {
-            Ok(()) => engine.submit(request, Channel { waiter, sender }),
-            Err(error) => drop(sender.send(Err(error))),
-        },
+        Command::Together(count) => *announced = count,
+        Command::Submit(request, waiter, sender) => {
+            *announced = announced.saturating_sub(1);
+            match engine.check(&request) {
+                Ok(()) => engine.submit(request, Channel { waiter, sender }),
+                Err(error) => drop(sender.send(Err(error))),
+            }
+        }
         Command::Update(weights, sender) => drop(sender.send(engine.update(&weights))),
         Command::Statistics(sender) => drop(sender.send(engine.statistics)),
     }

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Instant;
 use std::vec::IntoIter;
 
 use cuda_agent_agent::episode::{Assignment, EpisodeError, Judging, Rules, Stage};
@@ -62,13 +63,16 @@ enum Kind {
     Expected,
 }
 
-/// The episodes of one step.
-#[derive(Default)]
+/// The episodes of one step, ordered by task and sample. Made of plain values, so that a checkpoint can hold those of a step that
+/// is still to come.
+#[derive(Default, Serialize, Deserialize)]
 pub struct Collected {
     /// Those with a reward, ordered by task and sample.
     pub trajectories: Vec<Trajectory>,
     /// Number of episodes without one: dropped from the loss.
     pub without_reward: usize,
+    /// Seconds from the first question to the last verdict.
+    pub took_s: f64,
     /// Seconds that sampling took, added up over episodes.
     pub sampling_s: f64,
     /// Seconds that verdicts took, added up over episodes.
@@ -132,13 +136,16 @@ impl Environment {
         seed: i64,
         group: &Group,
     ) -> Result<Collected, ProgramError> {
+        let started = Instant::now();
         let rules = Rules { seed, ..self.rules.clone() };
         let owners: Vec<usize> = chosen.iter().map(|task| self.tasks[*task].0).collect();
         let workers = workers(&owners, group.size());
-        let own = chosen.iter().zip(&workers).filter(|(_, worker)| **worker == group.rank()).map(|(task, _)| *task);
+        let own = chosen.iter().zip(&workers).filter(|(_, worker)| **worker == group.rank());
+        let own: Vec<usize> = own.map(|(task, _)| *task).collect();
+        policy.sampler.together(own.len() * samples as usize);
         let ends: Vec<_> = std::thread::scope(|scope| {
             let rules = &rules;
-            let pairs = own.flat_map(|task| (0..samples).map(move |sample| (task, sample)));
+            let pairs = own.into_iter().flat_map(|task| (0..samples).map(move |sample| (task, sample)));
             let threads: Vec<_> =
                 pairs.map(|(task, sample)| scope.spawn(move || self.episode(policy, rules, task, sample))).collect();
             threads.into_iter().map(|thread| thread.join().expect("an episode does not panic")).collect()
@@ -149,6 +156,7 @@ impl Environment {
         for worker in workers {
             all[worker].by_ref().take(samples as usize).for_each(|one| collected.add(one));
         }
+        collected.took_s = started.elapsed().as_secs_f64();
         Ok(collected)
     }
 

@@ -9,7 +9,7 @@ use cuda_agent_agent::trajectory::Form;
 use cuda_agent_protocol::{Program, ProgramError, Request};
 use serde::Deserialize;
 
-use super::environment::{Environment, Source};
+use super::environment::{Collected, Environment, Source};
 use super::model::{ModelParams, write, write_adapter};
 use super::policy::Local;
 use super::{Run, input_path, output_path, params, required, say, train};
@@ -29,6 +29,9 @@ use crate::trainer::{Metrics, shuffled};
 
 /// In a checkpoint, the episodes of its step.
 const TRAJECTORIES: &str = "trajectories.jsonl";
+
+/// In a checkpoint, with `overlap`, the episodes of the step after it, which the policy before its update sampled.
+const AHEAD: &str = "ahead.json";
 
 /// How episodes are made.
 #[derive(Clone, Debug, Deserialize)]
@@ -50,6 +53,7 @@ struct RolloutParams {
     sampler_capacity: i64,
     checkpoint_every: u64,
     alarms: bool,
+    overlap: bool,
     seed: i64,
 }
 
@@ -167,6 +171,8 @@ struct Online<'a> {
     alarm: Alarm,
     /// The last step's episodes, in checkpoints too: a run that ended right after its last one has them there.
     last: PathBuf,
+    /// With `overlap`, the episodes of the next step.
+    ahead: Option<Collected>,
     group: Rc<Group>,
 }
 
@@ -185,6 +191,42 @@ fn tasks(step: u64, all: usize, wanted: usize, curriculum_steps: u64, seed: u64)
     (0..wanted as u64).map(|index| place(step * wanted as u64 + index)).collect()
 }
 
+/// The episodes of a step, from the weights that the sampler has.
+fn episodes(
+    environment: &Environment,
+    policy: &Local,
+    params: &RolloutParams,
+    step: u64,
+    group: &Group,
+) -> Result<Collected, TrainError> {
+    // Each step draws anew, also where it meets a task again.
+    let seed = params.seed.wrapping_mul(1_000_003).wrapping_add(step as i64);
+    let all = environment.len();
+    let tasks = tasks(step, all, params.tasks_per_step, params.curriculum_steps, params.seed as u64);
+    environment
+        .collect(policy, &tasks, params.samples, seed, group)
+        .map_err(|error| TrainError { message: error.message, hint: error.hint })
+}
+
+impl Online<'_> {
+    /// Learns from a step's episodes. With `overlap` those of the next step are made meanwhile, from the weights before this
+    /// update; also in the last step, so that a run with more steps goes on from its checkpoint.
+    fn learn(&mut self, collected: &Collected) -> Result<Metrics, TrainError> {
+        if !self.params.overlap {
+            return self.ppo.update(&collected.trajectories);
+        }
+        let (environment, policy, params) = (self.environment, &self.policy, &self.params);
+        let next = self.ppo.step() + 1;
+        let ppo = &mut self.ppo;
+        let (metrics, ahead) = std::thread::scope(|scope| {
+            let ahead = scope.spawn(move || episodes(environment, policy, params, next, &Group::alone()));
+            (ppo.update(&collected.trajectories), ahead.join().expect("episodes do not panic"))
+        });
+        self.ahead = Some(ahead?);
+        metrics
+    }
+}
+
 impl Run for Online<'_> {
     fn step(&self) -> u64 {
         self.ppo.step()
@@ -194,24 +236,20 @@ impl Run for Online<'_> {
         let step = self.ppo.step();
         let started = std::time::Instant::now();
         self.policy.sampler.update(self.ppo.actor().weights())?;
-        // Each step draws anew, also where it meets a task again.
-        let seed = self.params.seed.wrapping_mul(1_000_003).wrapping_add(step as i64);
-        let RolloutParams { tasks_per_step, curriculum_steps, seed: drawn_by, .. } = self.params;
-        let tasks = tasks(step, self.environment.len(), tasks_per_step, curriculum_steps, drawn_by as u64);
-        let collected = self
-            .environment
-            .collect(&self.policy, &tasks, self.params.samples, seed, &self.group)
-            .map_err(|error| TrainError { message: error.message, hint: error.hint })?;
+        let mut collected = match self.ahead.take() {
+            Some(ahead) => ahead,
+            None => episodes(self.environment, &self.policy, &self.params, step, &self.group)?,
+        };
         let episodes = collected.trajectories.len() + collected.without_reward;
         if collected.trajectories.is_empty() {
             let message = format!("none of the {episodes} episodes of step {} has a reward", step + 1);
             return Err(TrainError::new(message).with_hint("`cuda-agent log STAGE` has the judge's messages"));
         }
         if self.group.is_first() {
-            super::report::write_lines(&self.last, collected.rows.into_iter())?;
+            super::report::write_lines(&self.last, std::mem::take(&mut collected.rows).into_iter())?;
         }
-        let rollout_s = started.elapsed().as_secs_f64();
-        let mut metrics = self.ppo.update(&collected.trajectories)?;
+        let waited_s = started.elapsed().as_secs_f64();
+        let mut metrics = self.learn(&collected)?;
         let mut put = |name: &str, value: f64| metrics.insert(name.to_owned(), value);
         let share = |outcome: &str| collected.outcomes.get(outcome).copied().unwrap_or(0) as f64 / episodes as f64;
         put("rollout/correct", share("correct"));
@@ -219,11 +257,11 @@ impl Run for Online<'_> {
             put(&format!("rollout/outcome/{outcome}"), share(outcome));
         }
         put("rollout/without_reward", collected.without_reward as f64 / episodes as f64);
-        put("timing_s/rollout", rollout_s);
+        put("timing_s/rollout", collected.took_s);
         put("timing_s/sampling_of_episodes", collected.sampling_s);
         put("timing_s/judging_of_episodes", collected.judging_s);
         let total = started.elapsed().as_secs_f64();
-        put("timing_s/update", total - rollout_s);
+        put("timing_s/update", total - waited_s);
         let tokens: usize = collected.trajectories.iter().map(|trajectory| trajectory.ids.len()).sum();
         put("perf/throughput", tokens as f64 / total);
         match self.alarm.observe(&metrics).filter(|_| self.params.alarms) {
@@ -235,12 +273,22 @@ impl Run for Online<'_> {
 
     fn save(&self, folder: &Path) -> Result<(), TrainError> {
         copy(&self.last, &folder.join(TRAJECTORIES))?;
+        if let Some(ahead) = &self.ahead {
+            let path = folder.join(AHEAD);
+            std::fs::write(&path, super::json(ahead)).map_err(TrainError::file(&path))?;
+        }
         self.ppo.save(folder)
     }
 
     fn load(&mut self, folder: &Path) -> Result<(), TrainError> {
         if self.group.is_first() {
             copy(&folder.join(TRAJECTORIES), &self.last)?;
+        }
+        if self.params.overlap {
+            let path = folder.join(AHEAD);
+            let text = std::fs::read(&path).map_err(TrainError::file(&path))?;
+            let ahead = serde_json::from_slice(&text);
+            self.ahead = Some(ahead.map_err(|error| TrainError::new(format!("{}: {error}", path.display())))?);
         }
         self.ppo.load(folder)
     }
@@ -255,6 +303,9 @@ pub fn ppo(program: &mut Program, form: Form, group: &Rc<Group>) -> Result<(), P
     let request = program.request.clone();
     let (rollout, learning): (RolloutParams, LearningParams) = (params(&request)?, params(&request)?);
     let model: ModelParams = params(&request)?;
+    if rollout.overlap {
+        can_overlap(request.resources.gpus.len(), group.size())?;
+    }
     let folder = required(&request, "model")?;
     let settings = learning.settings(&rollout, &model);
     let actor = model.load(&request, folder, Head::Language)?;
@@ -297,7 +348,16 @@ pub fn ppo(program: &mut Program, form: Form, group: &Rc<Group>) -> Result<(), P
     let alarm = Alarm::new(AlarmSettings::default());
     let (steps, every) = (rollout.steps, rollout.checkpoint_every);
     let last = output_path(&request, "trajectories").with_extension("jsonl");
-    let mut run = Online { ppo, policy, environment: &environment, params: rollout, alarm, last, group: group.clone() };
+    let mut run = Online {
+        ppo,
+        policy,
+        environment: &environment,
+        params: rollout,
+        alarm,
+        last,
+        ahead: None,
+        group: group.clone(),
+    };
     let log = train(program, &mut run, steps, every, group)?;
     if !group.is_first() {
         return Ok(());
@@ -311,6 +371,22 @@ pub fn ppo(program: &mut Program, form: Form, group: &Rc<Group>) -> Result<(), P
     }
     log.write(&request)?;
     Ok(())
+}
+
+/// Whether one side can compute while the other judges.
+fn can_overlap(gpus: usize, processes: usize) -> Result<(), ProgramError> {
+    let refused = |message: &str, hint: &str| ProgramError { hint: Some(hint.into()), ..ProgramError::input(message) };
+    match (gpus, processes) {
+        (1, _) => Err(refused(
+            "overlap: true, but the stage has one GPU, which can't judge while it computes",
+            "give it two: resources: {gpu: 2}, with processes: 1",
+        )),
+        (_, 2..) => Err(refused(
+            "overlap: true goes with one process, whose other GPUs judge",
+            "set processes: 1, or overlap: false",
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn policy(
@@ -350,6 +426,13 @@ mod tests {
         }
         assert_ne!(tasks(0, 9, 3, 0, 8), tasks(0, 9, 3, 0, 7), "the seed counts");
         assert_eq!(tasks(0, 2, 5, 0, 7).len(), 5, "fewer tasks than wanted come again");
+    }
+
+    #[test]
+    fn one_card_or_several_processes_do_not_overlap() {
+        let refused = |gpus, processes| can_overlap(gpus, processes).err().map(|error| error.hint.is_some());
+        assert_eq!([refused(0, 1), refused(2, 1), refused(3, 1)], [None; 3]);
+        assert_eq!([refused(1, 1), refused(2, 2), refused(0, 2)], [Some(true); 3]);
     }
 
     #[test]
