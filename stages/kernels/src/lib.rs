@@ -2,6 +2,7 @@
 //!
 //! Data flows one way: `task` and `candidate` → `compile` → `reference` and `runner` → `profile` → `verdict` → `reward`.
 
+pub mod backend;
 pub mod baseline;
 pub mod candidate;
 mod catalog;
@@ -20,6 +21,7 @@ pub mod judgement;
 mod kept;
 pub mod profile;
 pub mod program;
+mod random;
 pub mod reference;
 pub mod reward;
 pub mod runner;

@@ -116,13 +116,6 @@ pub struct DeviceInfo {
     pub memory_bytes: Option<u64>,
 }
 
-impl DeviceInfo {
-    /// Whether it can take times.
-    pub fn is_gpu(&self) -> bool {
-        self.compute_capability.is_some()
-    }
-}
-
 /// The arena, as a runner opens it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Arena {
