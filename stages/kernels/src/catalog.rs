@@ -40,13 +40,15 @@ mod tests {
     fn every_folder_that_programs_are_made_of_is_a_source() {
         const NO_SOURCES: [&str; 4] = ["tests", "corpus", "examples", "benches"];
         let sources = KERNELS.embedded("evaluate").sources;
-        for entry in std::fs::read_dir(home()).unwrap() {
-            let path = entry.unwrap().path();
+        let linked = ["kernels", "emulator", "sandbox"].map(|name| home().join("..").join(name));
+        let entries = linked.iter().flat_map(|home| std::fs::read_dir(home).unwrap());
+        for path in entries.map(|entry| entry.unwrap().path()) {
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
             if path.is_dir() && !path.join("stage.yaml").exists() && !NO_SOURCES.contains(&name.as_str()) {
-                let prefix = format!("stages/kernels/{name}/");
+                let package = path.parent().unwrap().file_name().unwrap().to_string_lossy();
+                let prefix = format!("stages/{package}/{name}/");
                 let is_source = sources.iter().any(|(source, _)| source.starts_with(&prefix));
-                assert!(is_source, "{name}/ belongs under `sources:` of evaluate/stage.yaml, or is no source");
+                assert!(is_source, "{prefix} belongs under `sources:` of evaluate/stage.yaml, or is no source");
             }
         }
     }

@@ -3,16 +3,16 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use cuda_agent_emulator::{CpuLimits, CpuRunner, HostToolchain, Span};
+
 use super::{Backend, Clock, LATE_PATIENCE, Parts, Ran, Repeat, Runner, Sanitizer, Timed, Turn, Usual};
 use crate::candidate::Candidate;
 use crate::compile::cpu::CpuCompiler;
-use crate::compile::host::HostToolchain;
 use crate::compile::{Artifact, Built, Outcome};
 use crate::fault::{EvaluatorError, Fault};
 use crate::gate::Shared;
 use crate::reference::{Arena, Described, Purpose};
 use crate::runner::Arguments;
-use crate::runner::cpu::{CpuLimits, CpuRunner, Span};
 
 /// What can be said of it before it is started.
 pub const USUAL: Usual = Usual {

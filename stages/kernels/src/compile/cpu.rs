@@ -2,14 +2,16 @@
 
 use std::path::Path;
 
+use cuda_agent_emulator::{HostToolchain, Programs};
+
 use super::cache::Key;
-use super::host::HostToolchain;
 use super::process::Limits;
 use super::worker::WorkerCommand;
-use super::{Builds, Outcome};
+use super::{Artifact, Builds, Built, Outcome};
 use crate::candidate::Candidate;
 use crate::fault::EvaluatorError;
 use crate::header::task_header;
+use crate::program::Program;
 use crate::task::TaskSpec;
 
 /// Compiles candidates for the CPU device: any number of threads may ask at once.
@@ -36,6 +38,20 @@ impl CpuCompiler {
         let header = task_header(spec);
         let format = format!("{:?}", candidate.format);
         let key = Key::of(&["cpu", &format, &self.host.identity(), &header, &candidate.source]);
-        self.builds.once(&key, |_, folder| self.host.build(candidate, &header, folder))
+        self.builds.once(&key, |_, folder| Ok(self.host.build(candidate, &header, folder)?.map(Built::from)))
+    }
+}
+
+impl From<Programs> for Built {
+    fn from(programs: Programs) -> Self {
+        let Programs { memory, race, launches, scratch_bytes, compiler, seconds } = programs;
+        Self {
+            artifact: Artifact::Host { memory, race },
+            program: Program::declared(&launches),
+            scratch_bytes,
+            resources: Vec::new(),
+            compiler,
+            seconds,
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! What was compiled is kept, whoever asks for it, and a measurement of how fast the compilers are.
 
+use cuda_agent_emulator::HostToolchain;
+
 use super::*;
 
 #[test]
@@ -54,7 +56,9 @@ fn a_missing_toolkit_is_the_evaluators_error() {
 #[test]
 fn the_cpu_device_gets_the_same_header_and_cache() {
     let folder = tempfile::tempdir().unwrap();
-    let compiler = CpuCompiler::new(host::tests::toolchain(), folder.path(), 1).unwrap();
+    let here = std::env::current_exe().unwrap();
+    let toolchain = HostToolchain::find(&here.with_file_name("cpu-runtimes")).expect("the tests need g++");
+    let compiler = CpuCompiler::new(toolchain, folder.path(), 1).unwrap();
     let compile = |task: &TaskSpec| compiler.compile(&candidate(Format::Kernel, RELU), task).unwrap().unwrap();
     let mut task = relu_task();
     let first = compile(&task);

@@ -4,31 +4,22 @@
 //!
 //! | format | for the GPU | for the CPU device |
 //! |---|---|---|
-//! | `kernel` | NVRTC in a worker process (`worker`, `nvrtc`), declarations read by `cubin` | g++ (`host`) |
-//! | `launch` | nvcc; what its host code starts is recorded (`nvcc`, `recorder`) | g++ (`host`) |
+//! | `kernel` | NVRTC in a worker process (`worker`, `nvrtc`), declarations read by `cubin` | g++ (the emulator) |
+//! | `launch` | nvcc; what its host code starts is recorded (`nvcc`, `recorder`) | g++ (the emulator) |
 //!
 //! Invariant: no compiler runs in this process, and none runs longer or takes more memory than its limits say.
 
-pub mod audit;
 mod cache;
 pub mod cpu;
 pub mod cubin;
 pub mod cuda;
 pub mod diagnostics;
-mod guard;
 pub mod headers;
-pub mod host;
-mod host_messages;
-mod names;
 pub mod nvcc;
 pub mod nvrtc;
-mod own_name;
 mod prepared;
-pub mod process;
 pub mod recorder;
 mod resources;
-pub mod rewrite;
-pub mod tokens;
 pub mod toolkit;
 pub mod worker;
 
@@ -36,7 +27,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::fault::{EvaluatorError, Fault};
+use crate::fault::EvaluatorError;
 use crate::kept;
 use crate::program::Program;
 
@@ -45,18 +36,9 @@ use process::Limits;
 use worker::{Pool, WorkerCommand};
 
 pub use cache::Outcome;
+pub use cuda_agent_sandbox::diagnostic::{CompileFailure, DeclaredLaunch, Diagnostic, MOST, cut, without_header};
+pub use cuda_agent_sandbox::{audit, guard, names, process, tokens};
 pub use worker::worker_main;
-
-/// What a compiler says of one place.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Diagnostic {
-    /// In the candidate's source, counted from one; `None` where the compiler names none.
-    pub line: Option<u32>,
-    /// Likewise.
-    pub column: Option<u32>,
-    /// One line.
-    pub message: String,
-}
 
 /// What one kernel takes of a multiprocessor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,21 +55,6 @@ pub struct KernelResources {
     pub spill_store_bytes: u32,
     /// Bytes of spilled registers that are loaded.
     pub spill_load_bytes: u32,
-}
-
-/// One launch that a `kernel` candidate declares.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeclaredLaunch {
-    /// The kernel's symbol in the module.
-    pub symbol: String,
-    /// Blocks.
-    pub grid: [u32; 3],
-    /// Threads of a block.
-    pub block: [u32; 3],
-    /// Dynamic shared memory, in bytes.
-    pub shared_bytes: u32,
-    /// How many parameters the kernel takes: the task's tensors, and perhaps the scratch buffer.
-    pub arguments: u32,
 }
 
 /// Something that can run.
@@ -120,20 +87,6 @@ pub enum Artifact {
         /// Built to find races.
         race: PathBuf,
     },
-}
-
-/// Why there is nothing to run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CompileFailure {
-    /// The source is wrong.
-    Source(Vec<Diagnostic>),
-    /// The source needs what the device does not offer (inline PTX on the CPU device, say).
-    Unsupported(Diagnostic),
-    /// It compiles, but its host code ended badly when what it starts was recorded.
-    Fault(Fault),
-    /// The compiler took too long, or too much memory.
-    Limit(String),
 }
 
 impl Artifact {
@@ -200,15 +153,6 @@ impl Builds {
         let outcome = build(&turn, workshop.path())?;
         self.cache.put(key, outcome).map_err(broken)
     }
-}
-
-/// Without `task.h` nothing that a candidate names is known; that is said first.
-fn without_header(mut found: Vec<Diagnostic>, source: &str) -> Vec<Diagnostic> {
-    if !source.contains("task.h") {
-        found.insert(0, Diagnostic { line: Some(1), column: None, message: "task.h is not included".to_owned() });
-        found.truncate(diagnostics::MOST);
-    }
-    found
 }
 
 fn about(path: &Path, error: &std::io::Error) -> EvaluatorError {
