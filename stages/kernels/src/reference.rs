@@ -129,6 +129,18 @@ pub struct Arena {
     pub bytes: u64,
 }
 
+impl Arena {
+    /// Its file; an error where it lies on a GPU.
+    pub fn file(&self) -> Result<&Path, EvaluatorError> {
+        self.path.as_deref().ok_or_else(|| EvaluatorError::new("the reference's arena is no file"))
+    }
+
+    /// The handle by which a process maps it; an error where it is a file.
+    pub fn handle(&self) -> Result<&str, EvaluatorError> {
+        self.ipc_handle.as_deref().ok_or_else(|| EvaluatorError::new("the reference's arena is no GPU memory"))
+    }
+}
+
 /// One set of arguments in the arena.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 struct Set {

@@ -92,7 +92,7 @@ struct Started {
 
 impl Started {
     fn new(memory: &Path, race: &Path, arena: &Arena) -> Result<Result<Self, Fault>, EvaluatorError> {
-        let path = arena.path.as_deref().ok_or_else(|| EvaluatorError::new("the reference's arena is no file"))?;
+        let path = arena.file()?;
         let start = |program| CpuRunner::start(program, path, arena.bytes, CpuLimits::default());
         Ok(match (start(memory)?, start(race)?) {
             (Ok(memory), Ok(race)) => Ok(Self { memory, race }),

@@ -107,11 +107,6 @@ fn target(described: &Described) -> Result<GpuTarget, EvaluatorError> {
     Ok(GpuTarget { architecture: format!("sm_{major}{minor}"), facts })
 }
 
-/// The handle by which a process maps an arena that lies on a GPU.
-pub fn handle(arena: &Arena) -> Result<&str, EvaluatorError> {
-    arena.ipc_handle.as_deref().ok_or_else(|| EvaluatorError::new("the reference's arena is no GPU memory"))
-}
-
 /// A lane's process with a context. It is started when it is first needed and again after a fault.
 struct OnGpu {
     runners: GpuRunners,
@@ -130,7 +125,7 @@ impl OnGpu {
 
 impl Runner for OnGpu {
     fn load(&mut self, built: &Built, arena: &Arena, limit: Duration) -> Result<Result<(), Fault>, EvaluatorError> {
-        let handle = handle(arena)?;
+        let handle = arena.handle()?;
         let runner = self.usable()?;
         runner.open(handle, arena.bytes)?;
         runner.load(built, limit.max(LEAST_TO_LOAD))

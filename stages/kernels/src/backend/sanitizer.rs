@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use super::cuda::handle;
 use super::{Sanitized, Sanitizer, Watched};
 use crate::compile::Built;
 use crate::fault::{EvaluatorError, Fault, FaultKind};
@@ -95,7 +94,7 @@ fn run_below(
     layout: &Layout,
     limit: Duration,
 ) -> Result<Result<(), Fault>, EvaluatorError> {
-    let handle = handle(&layout.arena)?;
+    let handle = layout.arena.handle()?;
     let mut runner = runners.start_below(tool)?;
     runner.open(handle, layout.arena.bytes)?;
     let run = match runner.load(built, limit)? {
