@@ -34,8 +34,14 @@ mod tests {
     #[test]
     fn the_evaluators_sources_are_sources() {
         let own = &AGENT.embedded("rollout").identity;
-        for (folder, file) in [("src", "judge/mod.rs"), ("python", "judge.py"), ("cpu", "runtime/race.cpp")] {
-            let path = format!("stages/kernels/{folder}/{file}");
+        for file in [
+            "kernels/src/judge/mod.rs",
+            "kernels/python/judge.py",
+            "emulator/src/host.rs",
+            "emulator/cpu/runtime/race.cpp",
+            "sandbox/src/guard.rs",
+        ] {
+            let path = format!("stages/{file}");
             assert!(own.cpu.sources.iter().any(|(source, _)| *source == path), "{path} belongs under `sources:`");
         }
     }

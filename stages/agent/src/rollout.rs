@@ -141,7 +141,7 @@ impl Rollout<'_> {
 
     /// Ends the stage where no row can do better.
     fn evaluator_failed(&self, row: &RowInput, error: EvaluatorError) -> Result<RowResult, ProgramError> {
-        self.judge.is_in_service()?;
+        self.judge.is_in_service().map_err(cuda_agent_kernels::stage::environment)?;
         Ok(ended(row, RowStatus::Failed, "evaluator", error.message))
     }
 

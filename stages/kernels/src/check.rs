@@ -202,12 +202,12 @@ impl SignsOfLife {
 
     fn begin(device: &Device, note: fn(&str)) -> Self {
         let (stop, stopped) = mpsc::channel::<()>();
-        let is_cpu = *device == Device::Cpu;
+        let slow = device.usual().slow;
         let thread = std::thread::spawn(move || {
             let started = Instant::now();
             let mut wait = Self::FIRST;
             while stopped.recv_timeout(wait) == Err(mpsc::RecvTimeoutError::Timeout) {
-                note(&still_judging(started.elapsed(), is_cpu, wait == Self::FIRST));
+                note(&still_judging(started.elapsed(), slow, wait == Self::FIRST));
                 wait = Self::THEN;
             }
         });
@@ -222,14 +222,12 @@ impl Drop for SignsOfLife {
     }
 }
 
-fn still_judging(elapsed: Duration, is_cpu: bool, is_first: bool) -> String {
+/// The first time it is told with what makes the wait shorter, if anything does.
+fn still_judging(elapsed: Duration, slow: Option<&str>, is_first: bool) -> String {
     let so_far = format!("still judging after {} s", elapsed.as_secs());
-    match is_cpu && is_first {
-        true => format!(
-            "{so_far}: the CPU device takes minutes for inputs of full size; `--set NAME=VALUE` makes them smaller, \
-             `--inputs 1` checks fewer"
-        ),
-        false => so_far,
+    match slow.filter(|_| is_first) {
+        Some(slow) => format!("{so_far}: {slow}"),
+        None => so_far,
     }
 }
 
@@ -328,8 +326,7 @@ fn device(options: &Options, machine: &Machine) -> Result<Device, Refused> {
 }
 
 fn settings(options: &Options, device: &Device) -> Result<Settings, Refused> {
-    let default = if *device == Device::Cpu { 60.0 } else { 5.0 };
-    let seconds = options.time_limit.unwrap_or(default);
+    let seconds = options.time_limit.unwrap_or(device.usual().run_limit.as_secs_f64());
     let limit = Duration::try_from_secs_f64(seconds).ok().filter(|limit| !limit.is_zero());
     let baselines = match options.baselines.contains(&Beside::None) {
         true if options.baselines.len() > 1 => {
@@ -354,14 +351,17 @@ mod tests {
 
     #[test]
     fn waiting_is_told_with_what_makes_it_shorter() {
-        let told = |seconds, is_cpu, is_first| still_judging(Duration::from_secs(seconds), is_cpu, is_first);
+        let told = |seconds, device: &Device, is_first| {
+            still_judging(Duration::from_secs(seconds), device.usual().slow, is_first)
+        };
+        let gpu = Device::Cuda(vec!["0".into()]);
         assert_eq!(
-            told(10, true, true),
+            told(10, &Device::Cpu, true),
             "still judging after 10 s: the CPU device takes minutes for inputs of full size; `--set NAME=VALUE` makes them \
              smaller, `--inputs 1` checks fewer"
         );
         assert_eq!(
-            [told(40, true, false), told(10, false, true)],
+            [told(40, &Device::Cpu, false), told(10, &gpu, true)],
             ["still judging after 40 s", "still judging after 10 s"]
         );
     }

@@ -3,7 +3,7 @@
 //!
 //! | | is |
 //! |---|---|
-//! | `rust NAME` | a test of this crate |
+//! | `rust NAME` | a test of this crate, of the emulator or of the sandbox |
 //! | `python NAME` | a test of `python/`, `corpus/` or `stages/torch_runtime`; some need a GPU |
 //! | `corpus NAME`, `suite CLASS/NAME` | a candidate that must not come out correct on that column's device, by `bench/evaluator.py agreement` |
 //! | `right NAME` | one that must |
@@ -341,7 +341,8 @@ impl Known {
             found
         };
         let mut rust = BTreeSet::new();
-        for (_, text) in texts("src", "rs") {
+        let sources = ["src", "../emulator/src", "../sandbox/src"].into_iter().flat_map(|path| texts(path, "rs"));
+        for (_, text) in sources {
             // A test's name follows its attribute, perhaps after others.
             for after in text.split("#[test]\n").skip(1) {
                 let head = after.split('{').next().unwrap_or_default();

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use crate::candidate::{Candidate, Format};
 use crate::child::walls::{self, Held};
+use crate::compile::CompileFailure;
+use crate::compile::cuda::{CudaCompiler, GpuTarget};
 use crate::compile::recorder::GpuFacts;
 use crate::compile::toolkit::Toolkit;
-use crate::compile::{CompileFailure, Compiler, Target};
 use crate::fault::EvaluatorError;
 use crate::task::{DataType, TaskSpec, Tensor};
 
@@ -99,7 +100,7 @@ fn headers(python: &Path, cache: &Path) -> Vec<Finding> {
         ("nvrtc headers", Format::Kernel, toolkit.nvrtc().err()),
         ("nvcc headers", Format::Launch, toolkit.nvcc().err()),
     ];
-    let compiler = Compiler::new(toolkit, &cache.join("kernels").join("compiled"), compilers.len());
+    let compiler = CudaCompiler::new(toolkit, &cache.join("kernels").join("compiled"), compilers.len());
     let compiler = compiler.as_ref();
     let find = |(name, format, missing): (&'static str, Format, Option<EvaluatorError>)| match (compiler, missing) {
         // What to do about it is said beside the compiler.
@@ -135,10 +136,10 @@ fn finding(name: &'static str, compile: impl Fn(Parts) -> Result<(), EvaluatorEr
     Finding { name, is_good: false, message: told.join("; ") + &works, hint }
 }
 
-fn compile(compiler: &Compiler, format: Format, parts: Parts) -> Result<(), EvaluatorError> {
+fn compile(compiler: &CudaCompiler, format: Format, parts: Parts) -> Result<(), EvaluatorError> {
     let candidate = Candidate { format, source: source(format, parts), name: "headers".to_owned() };
     // Nothing runs: whose figures these are makes no difference.
-    let target = Target::Gpu { architecture: ARCHITECTURE.to_owned(), facts: Arc::new(GpuFacts::of_an_h100()) };
+    let target = GpuTarget { architecture: ARCHITECTURE.to_owned(), facts: Arc::new(GpuFacts::of_an_h100()) };
     match compiler.compile(&candidate, &task(), &target)? {
         Ok(_) => Ok(()),
         Err(CompileFailure::Source(found)) => {

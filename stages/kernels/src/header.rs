@@ -12,7 +12,7 @@ use crate::task::{DataType, TaskSpec, Tensor};
 
 /// The macros' machinery: the same for every task.
 const MACHINERY: &str =
-    concat!(include_str!("../cpu/include/cuda_cpu/launch_limits.h"), include_str!("../headers/task_machinery.h"));
+    concat!(include_str!("../../sandbox/src/launch_limits.h"), include_str!("../headers/task_machinery.h"));
 
 /// What a tensor's name is extended by in the namespace `task`.
 const DERIVED: [&str; 3] = ["_shape", "_size", "_rank"];

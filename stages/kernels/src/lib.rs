@@ -2,24 +2,22 @@
 //!
 //! Data flows one way: `task` and `candidate` → `compile` → `reference` and `runner` → `profile` → `verdict` → `reward`.
 
+pub mod backend;
 pub mod baseline;
-pub mod candidate;
 mod catalog;
 pub mod check;
-mod child;
 #[cfg(test)]
 mod claims_test;
 pub mod compile;
 pub mod doctor;
 pub mod evaluator;
-pub mod fault;
 pub mod gate;
 pub mod header;
 pub mod judge;
 pub mod judgement;
-mod kept;
 pub mod profile;
 pub mod program;
+mod random;
 pub mod reference;
 pub mod reward;
 pub mod runner;
@@ -32,6 +30,8 @@ use std::io;
 use std::path::PathBuf;
 
 pub use catalog::builtin;
+pub use cuda_agent_sandbox::{candidate, fault};
+use cuda_agent_sandbox::{child, kept};
 use fault::EvaluatorError;
 
 /// The word that starts a child of the evaluator instead of the command line.

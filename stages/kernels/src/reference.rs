@@ -116,13 +116,6 @@ pub struct DeviceInfo {
     pub memory_bytes: Option<u64>,
 }
 
-impl DeviceInfo {
-    /// Whether it can take times.
-    pub fn is_gpu(&self) -> bool {
-        self.compute_capability.is_some()
-    }
-}
-
 /// The arena, as a runner opens it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Arena {
@@ -134,6 +127,18 @@ pub struct Arena {
     pub ipc_handle: Option<String>,
     /// Its size.
     pub bytes: u64,
+}
+
+impl Arena {
+    /// Its file; an error where it lies on a GPU.
+    pub fn file(&self) -> Result<&Path, EvaluatorError> {
+        self.path.as_deref().ok_or_else(|| EvaluatorError::new("the reference's arena is no file"))
+    }
+
+    /// The handle by which a process maps it; an error where it is a file.
+    pub fn handle(&self) -> Result<&str, EvaluatorError> {
+        self.ipc_handle.as_deref().ok_or_else(|| EvaluatorError::new("the reference's arena is no GPU memory"))
+    }
 }
 
 /// One set of arguments in the arena.

@@ -4,18 +4,12 @@
 //! Warnings, notes, quoted source and counts are dropped. An error inside a header is reported at the candidate's line that
 //! brought it in, where the log says which that is.
 
-use super::Diagnostic;
 use super::names::{demangle, line_of_word};
 use super::resources;
+use super::{Diagnostic, MOST, cut};
 
 /// What compilers are told the candidate's file is called; messages of the log are recognised by it.
 pub const SOURCE_NAME: &str = "candidate.cu";
-
-/// More than this help nobody.
-pub const MOST: usize = 10;
-
-/// A message is cut after this many characters.
-const LONGEST: usize = 400;
 
 /// Shared memory that a kernel can declare statically, in bytes.
 const STATIC_SHARED_BYTES: u32 = 48 * 1024;
@@ -216,14 +210,6 @@ fn tidy(message: &str) -> String {
     cut(&message)
 }
 
-/// At most so much of a message: a type can be a megabyte long.
-pub fn cut(message: &str) -> String {
-    match message.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{}…", &message[..end]),
-        None => message.to_owned(),
-    }
-}
-
 /// Messages that mislead here, or that wrap our own.
 fn rewritten(message: &str) -> Option<String> {
     if let Some(own) = message.strip_prefix("static assertion failed with ") {
@@ -255,6 +241,8 @@ fn rewritten(message: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use cuda_agent_sandbox::diagnostic::LONGEST;
+
     use super::*;
 
     fn lines(log: &str, source: &str) -> String {

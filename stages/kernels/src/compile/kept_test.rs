@@ -1,5 +1,7 @@
 //! What was compiled is kept, whoever asks for it, and a measurement of how fast the compilers are.
 
+use cuda_agent_emulator::HostToolchain;
+
 use super::*;
 
 #[test]
@@ -44,23 +46,20 @@ fn threads_that_ask_at_once_share_one_build() {
 fn a_missing_toolkit_is_the_evaluators_error() {
     let folder = tempfile::tempdir().unwrap();
     let toolkit = Toolkit::among(Vec::new());
-    let compiler = Compiler::with_worker(toolkit, folder.path(), 1, worker_command(), Limits::default()).unwrap();
+    let compiler = CudaCompiler::with_worker(toolkit, folder.path(), 1, worker_command(), Limits::default()).unwrap();
     for format in [Format::Kernel, Format::Launch] {
         let error = compiler.compile(&candidate(format, RELU), &relu_task(), &gpu()).unwrap_err();
         assert!(error.hint.unwrap().contains("make venv"));
     }
-    let error = compiler.compile(&candidate(Format::Kernel, RELU), &relu_task(), &Target::Cpu).unwrap_err();
-    assert!(error.message.contains("CPU device"));
 }
 
 #[test]
 fn the_cpu_device_gets_the_same_header_and_cache() {
     let folder = tempfile::tempdir().unwrap();
-    let compiler =
-        Compiler::with_worker(Toolkit::among(Vec::new()), folder.path(), 1, worker_command(), Limits::default());
-    let compiler = compiler.unwrap().with_host(Arc::new(host::tests::toolchain()));
-    let compile =
-        |task: &TaskSpec| compiler.compile(&candidate(Format::Kernel, RELU), task, &Target::Cpu).unwrap().unwrap();
+    let here = std::env::current_exe().unwrap();
+    let toolchain = HostToolchain::find(&here.with_file_name("cpu-runtimes")).expect("the tests need g++");
+    let compiler = CpuCompiler::new(toolchain, folder.path(), 1).unwrap();
+    let compile = |task: &TaskSpec| compiler.compile(&candidate(Format::Kernel, RELU), task).unwrap().unwrap();
     let mut task = relu_task();
     let first = compile(&task);
     assert_eq!(compile(&task), first, "even the seconds are those of then");
@@ -77,7 +76,8 @@ fn throughput() {
     let workers = std::thread::available_parallelism().map_or(2, usize::from);
     let folder = tempfile::tempdir().unwrap();
     let compiler =
-        Compiler::with_worker(Toolkit::find(), folder.path(), workers, worker_command(), Limits::default()).unwrap();
+        CudaCompiler::with_worker(Toolkit::find(), folder.path(), workers, worker_command(), Limits::default())
+            .unwrap();
     let run = |what: &str, format: Format, source_of: &(dyn Fn(usize) -> String + Sync), count: usize| {
         let next = std::sync::atomic::AtomicUsize::new(0);
         let start = Instant::now();

@@ -1,11 +1,16 @@
 //! Real compilers on real sources. They need CUDA's compilers, not a GPU; `make venv` brings them.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use super::cpu::CpuCompiler;
+use super::cuda::{CudaCompiler, GpuTarget};
+use super::recorder::GpuFacts;
+use super::toolkit::Toolkit;
 use super::*;
-use crate::compile::worker::WorkerCommand;
+use crate::candidate::{Candidate, Format};
 use crate::doctor::PARTS;
-use crate::task::{Constant, DataType, Tensor};
+use crate::task::{Constant, DataType, TaskSpec, Tensor};
 
 /// The workers of the other tests are this test in a process of its own.
 #[test]
@@ -26,7 +31,7 @@ fn worker_command() -> WorkerCommand {
 }
 
 struct Bench {
-    compiler: Compiler,
+    compiler: CudaCompiler,
     _folder: tempfile::TempDir,
 }
 
@@ -37,7 +42,7 @@ impl Bench {
 
     fn with_limits(limits: Limits) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let compiler = Compiler::with_worker(Toolkit::find(), folder.path(), 2, worker_command(), limits).unwrap();
+        let compiler = CudaCompiler::with_worker(Toolkit::find(), folder.path(), 2, worker_command(), limits).unwrap();
         Self { compiler, _folder: folder }
     }
 
@@ -60,11 +65,11 @@ fn candidate(format: Format, source: &str) -> Candidate {
     Candidate { format, source: source.to_owned(), name: "test".to_owned() }
 }
 
-fn target(architecture: &str) -> Target {
-    Target::Gpu { architecture: architecture.to_owned(), facts: Arc::new(GpuFacts::of_an_h100()) }
+fn target(architecture: &str) -> GpuTarget {
+    GpuTarget { architecture: architecture.to_owned(), facts: Arc::new(GpuFacts::of_an_h100()) }
 }
 
-fn gpu() -> Target {
+fn gpu() -> GpuTarget {
     target("sm_90")
 }
 
@@ -237,7 +242,8 @@ fn headers_in_part_are_completed_or_the_machines_fault() {
     let (partial, whole) = partial_toolkit(folder.path(), &["crt", "cccl", "cooperative_groups"]);
     let compile = |toolkit: Toolkit, source: &str| {
         let cache = tempfile::tempdir().unwrap();
-        let compiler = Compiler::with_worker(toolkit, cache.path(), 1, worker_command(), Limits::default()).unwrap();
+        let compiler =
+            CudaCompiler::with_worker(toolkit, cache.path(), 1, worker_command(), Limits::default()).unwrap();
         compiler.compile(&candidate(Format::Kernel, source), &relu_task(), &gpu())
     };
     for (name, include, body) in PARTS {

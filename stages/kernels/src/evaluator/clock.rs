@@ -146,6 +146,6 @@ fn prepare(lane: &mut Lane, shared: Option<&Shared>, timing: &Timing) -> Step<Pr
         }
     }
     give_way();
-    lane.load(timing.built, &layout.arena, timing.limit)??;
+    lane.runner().load(timing.built, &layout.arena, timing.limit)??;
     Ok((layout, baselines, missing))
 }

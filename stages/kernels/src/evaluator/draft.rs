@@ -2,8 +2,8 @@
 
 use super::clock::Clocked;
 use super::runs::Ended;
-use super::sanitize::Sanitized;
 use super::verify::{self, Checked};
+use crate::backend::Sanitized;
 use crate::baseline::Baseline;
 use crate::candidate::Candidate;
 use crate::compile::{CompileFailure, Diagnostic};

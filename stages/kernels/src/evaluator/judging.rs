@@ -1,26 +1,22 @@
 //! One verdict: compiled, checked, watched by tools if that was asked, and timed.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::clock::{self, Clocked, Timing};
 use super::draft::Draft;
 use super::lane::Lane;
 use super::runs::{Ended, Stop};
-use super::sanitize::{self, Sanitized};
 use super::seat::{Seat, Setback};
 use super::verify::{self, Check, Checked};
 use super::{Evaluator, Settings};
+use crate::backend::{Sanitized, Watched};
 use crate::candidate::Candidate;
-use crate::compile::{Artifact, Built, Target};
+use crate::compile::Built;
 use crate::fault::EvaluatorError;
 use crate::gate::Shared;
 use crate::reference::{Described, Task};
 use crate::reward::Cost;
 use crate::verdict::{Compiled, Seconds, Verdict};
-
-/// Others end within their own limits.
-const LATE_PATIENCE: Duration = Duration::from_secs(600);
 
 /// What is judged, and how.
 pub struct Job<'a> {
@@ -46,7 +42,7 @@ impl Job<'_> {
         };
         draft.verdict.device = Some(described.device.clone());
         let start = Instant::now();
-        let compiled = self.evaluator.compiler.compile(self.candidate, &described.spec, &target(&described)?)?;
+        let compiled = self.evaluator.backend.compile(self.candidate, &described)?;
         draft.verdict.seconds.compile = start.elapsed().as_secs_f64();
         let built = match compiled {
             Ok(built) => built,
@@ -58,7 +54,7 @@ impl Job<'_> {
         if is_right && self.settings.sanitizer {
             is_right = draft.sanitized(self.sanitize(seat, &built)?);
         }
-        if is_right && !self.settings.baselines.is_empty() && described.device.is_gpu() {
+        if is_right && !self.settings.baselines.is_empty() && self.evaluator.backend.takes_times() {
             let timed = self.time(seat, &described, &built, &mut draft.verdict.seconds)?;
             draft.timed(timed);
         }
@@ -71,9 +67,7 @@ impl Job<'_> {
         let mut checked = seat.check(&task, |lane, shared| self.check_in(lane, built, shared));
         if matches!(checked, Ok(Checked::Late)) {
             checked = seat.check(&task, |lane, shared| {
-                // On a GPU one after another, and nobody's first run beside it.
-                let _first = shared.filter(|_| self.evaluator.is_gpu).map(Shared::first);
-                let _late = shared.map(|shared| shared.be_late(LATE_PATIENCE));
+                let _repeat = shared.map(|shared| self.evaluator.backend.wait_to_repeat(shared));
                 self.check_in(lane, built, None)
             });
         }
@@ -88,17 +82,19 @@ impl Job<'_> {
     fn check_in(&self, lane: &mut Lane, built: &Built, shared: Option<&Shared>) -> Result<Checked, EvaluatorError> {
         let Settings { inputs, limit, .. } = *self.settings;
         let checked = verify::check(lane, &Check { task: self.task, built, seed: self.seed, inputs, limit, shared });
-        tidy(lane, built, checked.is_err());
+        tidy(lane, checked.is_err());
         checked
     }
 
     fn sanitize(&self, seat: &mut Seat, built: &Built) -> Result<Sanitized, EvaluatorError> {
-        if !self.evaluator.is_gpu {
-            return Ok(Sanitized::NotRun("the CPU device has AddressSanitizer and a race detector of its own".into()));
-        }
+        let sanitizer = match self.evaluator.backend.sanitizer() {
+            Ok(sanitizer) => sanitizer,
+            Err(why) => return Ok(Sanitized::NotRun(why)),
+        };
+        let watched = Watched { task: self.task, built, seed: self.seed, limit: self.settings.limit };
         seat.check(&self.task.digest(), |lane, shared| {
             let _aside = shared.map(Shared::step_aside);
-            let sanitized = sanitize::sanitize(lane, self.task, built, self.seed, self.settings.limit);
+            let sanitized = lane.watch(&*sanitizer, &watched);
             lane.keep_if(sanitized.is_ok());
             sanitized
         })
@@ -117,7 +113,7 @@ impl Job<'_> {
         let timing = Timing { task, described, built, seed, baselines, max_trials: *max_trials, limit: *limit };
         let timed = seat.clock(&task.digest(), |lane, gate| {
             let timed = clock::time(lane, gate, &timing);
-            tidy(lane, built, matches!(timed, Err(Stop::Machine(_))));
+            tidy(lane, matches!(timed, Err(Stop::Machine(_))));
             timed
         });
         seconds.profile = start.elapsed().as_secs_f64();
@@ -131,25 +127,13 @@ impl Job<'_> {
 }
 
 /// A lane must not carry anything from one candidate to the next.
-fn tidy(lane: &mut Lane, built: &Built, lost: bool) {
+fn tidy(lane: &mut Lane, lost: bool) {
     lane.keep_if(!lost);
-    match &built.artifact {
-        // Only device code ran; the next load unloads it.
-        Artifact::Cubin(_) => {}
-        Artifact::Host { .. } => lane.discard_runner(),
-    }
+    lane.runner().tidy();
 }
 
 impl From<&Built> for Compiled {
     fn from(built: &Built) -> Self {
         Self { compiler: built.compiler.clone(), kernels: built.resources.clone(), seconds: built.seconds }
     }
-}
-
-fn target(described: &Described) -> Result<Target, EvaluatorError> {
-    let Some([major, minor]) = described.device.compute_capability else { return Ok(Target::Cpu) };
-    let facts = described.gpu.clone();
-    let facts =
-        facts.map(Arc::new).ok_or_else(|| EvaluatorError::new("the reference doesn't say what its GPU can do"))?;
-    Ok(Target::Gpu { architecture: format!("sm_{major}{minor}"), facts })
 }

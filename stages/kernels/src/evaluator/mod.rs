@@ -12,14 +12,12 @@ mod judging;
 mod lane;
 mod memory;
 mod pool;
-mod random;
 mod runs;
-mod sanitize;
 mod seat;
 mod verify;
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -27,30 +25,18 @@ use std::time::Duration;
 use self::draft::Draft;
 use self::judging::Job;
 use self::seat::{Card, Seat, Setback, settled};
+use crate::backend::{Backend, Parts};
 use crate::baseline::Baseline;
 use crate::candidate::Candidate;
-use crate::compile::Compiler;
-use crate::compile::host::HostToolchain;
-use crate::compile::toolkit::Toolkit;
 use crate::fault::EvaluatorError;
 use crate::judgement::{TaskError, TaskErrorKind};
 use crate::reference::{Answered, Described, ReferenceServer, Task};
 use crate::reward::Scheme;
-use crate::runner::gpu::GpuRunners;
 use crate::verdict::Verdict;
 
 pub use self::baselines::{Profiled, TimedBaseline, Wanted};
-pub(crate) use self::random::Choices;
-pub use self::random::secret;
-
-/// Where candidates run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Device {
-    /// The CPU device: right or wrong, no times.
-    Cpu,
-    /// These GPUs, by UUID or index.
-    Cuda(Vec<String>),
-}
+pub use crate::backend::Device;
+pub use crate::random::secret;
 
 /// What an evaluator is made from.
 #[derive(Clone, Debug)]
@@ -93,10 +79,9 @@ pub struct Settings {
 
 /// The evaluator. Its methods can be called from many threads.
 pub struct Evaluator {
-    compiler: Compiler,
+    backend: Arc<dyn Backend>,
     cards: Vec<Card>,
     described: Mutex<HashMap<String, DescribedOnce>>,
-    is_gpu: bool,
 }
 
 /// A description that is made once, whoever asks first.
@@ -120,32 +105,10 @@ impl Evaluator {
     /// Starts the trusted processes.
     pub fn new(setup: &Setup) -> Result<Self, EvaluatorError> {
         let script = assets::unpack(&setup.cache)?;
-        let gpus: Vec<Option<&str>> = match &setup.device {
-            Device::Cpu => vec![None],
-            Device::Cuda(gpus) => gpus.iter().map(|gpu| Some(gpu.as_str())).collect(),
-        };
-        if gpus.is_empty() {
-            return Err(
-                EvaluatorError::new("no GPU was found").with_hint("--device cpu judges correctness without one")
-            );
-        }
-        let lanes = (setup.cores / gpus.len()).clamp(1, if setup.device == Device::Cpu { 64 } else { setup.lanes });
-        let host = match setup.device {
-            Device::Cpu => Some(Arc::new(HostToolchain::find(&setup.cache.join("runtimes"))?)),
-            Device::Cuda(_) => None,
-        };
-        let toolkit = match host {
-            // It has headers of its own, and to look for CUDA means to start every interpreter that may have it.
-            Some(_) => Toolkit::among(Vec::new()),
-            None => Toolkit::find_beside(&setup.python),
-        };
-        let runners = GpuRunners {
-            executable: setup.executable.clone(),
-            gpu: String::new(),
-            cupti: toolkit.cupti().map(Path::to_owned),
-        };
-        let compiler = Compiler::new(toolkit, &setup.cache.join("compiled"), setup.cores)?;
-        let compiler = host.iter().cloned().fold(compiler, Compiler::with_host);
+        let Setup { executable, python, cache, cores, .. } = setup;
+        let backend = setup.device.backend(&Parts { executable, python, cache, cores: *cores })?;
+        let gpus = backend.cards();
+        let lanes = (setup.cores / gpus.len()).clamp(1, backend.most_lanes(setup.lanes));
         let servers: Vec<_> = std::thread::scope(|scope| {
             let script = script.as_path();
             let start = |gpu| {
@@ -155,22 +118,14 @@ impl Evaluator {
                 })
             };
             let threads: Vec<_> = gpus.iter().copied().map(start).collect();
-            // To import torch takes as long as to compile the runtime.
-            if let Some(host) = &host {
-                scope.spawn(|| host.make_runtime_ready());
-            }
+            // To import torch takes as long as what this may have to compile.
+            scope.spawn(|| backend.make_ready());
             threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
         });
-        let cards = gpus.iter().zip(servers).map(|(gpu, server)| {
-            let runners = gpu.map(|gpu| GpuRunners { gpu: gpu.to_owned(), ..runners.clone() });
-            Ok(Card::new(server?, runners, lanes))
-        });
-        Ok(Self {
-            cards: cards.collect::<Result<_, EvaluatorError>>()?,
-            compiler,
-            described: Mutex::default(),
-            is_gpu: setup.device != Device::Cpu,
-        })
+        let cards = servers.into_iter().enumerate();
+        let cards = cards.map(|(number, server)| Ok(Card::new(server?, backend.clone(), number, lanes)));
+        let cards = cards.collect::<Result<_, EvaluatorError>>()?;
+        Ok(Self { cards, backend, described: Mutex::default() })
     }
 
     /// How many candidates it is worth giving it at once.
@@ -212,7 +167,7 @@ impl Evaluator {
     /// Times baselines of a task, in random order, and finds out which answers without the work
     /// its policy would let through.
     pub fn profile(&self, wanted: &Wanted) -> Answered<Profiled> {
-        let wanted = Wanted { kernel_times: wanted.kernel_times && self.is_gpu, ..*wanted };
+        let wanted = Wanted { kernel_times: wanted.kernel_times && self.backend.takes_times(), ..*wanted };
         let digest = wanted.task.digest();
         self.on_a_card(|seat| {
             settled(seat.measure(&digest, |lane, beside| {

@@ -8,17 +8,16 @@
 
 use std::time::{Duration, Instant};
 
-use super::random::Choices;
 use super::verify::is_right;
+use crate::backend::Timed;
 use crate::baseline::Baseline;
 use crate::fault::{EvaluatorError, Fault};
 use crate::gate::{Gate, Shared};
 use crate::judgement::{Judgement, TaskError};
 use crate::profile::trials::{Decision, EVENT_STEP_MS, Plan, Trials, median};
+use crate::random::Choices;
 use crate::reference::{DrawAhead, Layout, Reference};
 use crate::reward::FASTER;
-use crate::runner::Arguments;
-use crate::runner::gpu::GpuRunner;
 use crate::verdict::{ClockSeconds, Failure};
 
 /// Trials that are not counted.
@@ -44,33 +43,6 @@ const LOOK_CLOSELY: u64 = 8;
 
 /// Draws, or judgements, between two moments at which others' first runs may go ahead: some milliseconds.
 const AT_ONCE: usize = 4;
-
-/// What is timed beside the baselines: a candidate, as its runner runs it.
-pub trait Timed {
-    /// Milliseconds of GPU time of one run with cold caches.
-    fn time(&mut self, arguments: &Arguments, limit: Duration) -> Result<Result<f64, Fault>, EvaluatorError>;
-
-    /// Summed milliseconds of all that the GPU does for one run, where that can be had. It runs in any case.
-    fn activity(
-        &mut self,
-        arguments: &Arguments,
-        limit: Duration,
-    ) -> Result<Result<Option<f64>, Fault>, EvaluatorError>;
-}
-
-impl Timed for GpuRunner {
-    fn time(&mut self, arguments: &Arguments, limit: Duration) -> Result<Result<f64, Fault>, EvaluatorError> {
-        Self::time(self, arguments, limit)
-    }
-
-    fn activity(
-        &mut self,
-        arguments: &Arguments,
-        limit: Duration,
-    ) -> Result<Result<Option<f64>, Fault>, EvaluatorError> {
-        Self::activity(self, arguments, limit)
-    }
-}
 
 /// Why the runs ended early.
 #[derive(Debug)]
@@ -122,7 +94,7 @@ pub struct Measured {
 }
 
 /// Runs a candidate beside its baselines.
-pub struct Runs<'a, C> {
+pub struct Runs<'a, C: ?Sized> {
     reference: &'a mut Reference,
     candidate: &'a mut C,
     layout: Layout,
@@ -142,7 +114,7 @@ pub struct Runs<'a, C> {
     pub spent: ClockSeconds,
 }
 
-impl<'a, C: Timed> Runs<'a, C> {
+impl<'a, C: Timed + ?Sized> Runs<'a, C> {
     /// A candidate that is loaded, and baselines that are prepared, for the task that was begun with this layout.
     pub fn new(
         (reference, candidate): (&'a mut Reference, &'a mut C),

@@ -14,6 +14,7 @@ use super::super::assets;
 use super::*;
 use crate::fault::FaultKind;
 use crate::reference::{ReferenceServer, Task};
+use crate::runner::Arguments;
 
 const CODE: &str = "\
 import torch

@@ -4,21 +4,17 @@
 //! memory may be short, and what one process did to the card can hit another. So whatever ends without an answer is done
 //! once more with the card to itself: every other lane is empty then, its processes ended and their memory given back.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::lane::{Lane, Source};
 use super::memory::Memory;
 use super::pool::{Lent, Pool};
+use crate::backend::Backend;
 use crate::fault::EvaluatorError;
 use crate::gate::{Alone, Gate, Shared};
 use crate::judgement::TaskError;
 use crate::reference::{Answered, Purpose, ReferenceServer};
-use crate::runner::gpu::GpuRunners;
-
-/// While one clock runs, the next ones prepare.
-const CLOCKS: usize = 3;
 
 /// A GPU, or the CPU.
 pub struct Card {
@@ -36,15 +32,14 @@ pub struct Card {
 }
 
 impl Card {
-    /// A card with so many lanes; without runners it is the CPU.
-    pub fn new(server: ReferenceServer, runners: Option<GpuRunners>, lanes: usize) -> Self {
-        let gpu = runners.as_ref().map(|runners| runners.gpu.clone());
-        let source = Arc::new(Source { server, runners });
-        let file = gpu.map(|gpu| PathBuf::from(format!("/tmp/cuda-agent-clock-{gpu}")));
-        let clocks = if file.is_some() { CLOCKS.min(lanes) } else { 1 };
+    /// This card of a backend, with so many lanes.
+    pub fn new(server: ReferenceServer, backend: Arc<dyn Backend>, card: usize, lanes: usize) -> Self {
+        let clock = backend.clock(card);
+        let clocks = clock.as_ref().map_or(1, |clock| clock.lanes.min(lanes));
+        let source = Arc::new(Source { server, backend, card });
         let pool = |size, purpose| Pool::new((0..size).map(|_| Lane::new(source.clone(), purpose)));
         Self {
-            gate: Gate::new(clocks, file.as_deref()),
+            gate: Gate::new(clocks, clock.as_ref().map(|clock| clock.file.as_path())),
             memory: Memory::default(),
             lanes: pool(lanes, Purpose::Checks),
             clocks: pool(clocks, Purpose::Times),
@@ -85,12 +80,13 @@ impl Card {
         self.lost.get().map(String::as_str)
     }
 
-    /// After something failed on it: a card on which no context can be made is out of service. A faulting kernel can do
-    /// that to one, until it is reset.
+    /// After something failed on it: whether it is still of use.
     pub fn examine(&self) {
-        let Some(runners) = self.source.runners.as_ref().filter(|_| self.lost().is_none()) else { return };
-        if let Err(error) = runners.start(Purpose::Checks) {
-            let _ = self.lost.set(format!("GPU {} is out of service: {error}", runners.gpu));
+        if self.lost().is_some() {
+            return;
+        }
+        if let Err(why) = self.source.backend.examine(self.source.card) {
+            let _ = self.lost.set(why);
         }
     }
 

@@ -1,24 +1,16 @@
 //! Is it right? Fresh inputs, each run with two poison patterns, judged by the reference.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::lane::{Lane, Runner};
-use super::random::Choices;
+use super::lane::Lane;
+use crate::backend::{Ran, Turn};
 use crate::compile::Built;
 use crate::fault::{EvaluatorError, Fault, FaultKind};
-use crate::gate::{First, Shared};
+use crate::gate::Shared;
 use crate::judgement::{Defect, Judgement, OutputJudgement, TaskError};
+use crate::random::Choices;
 use crate::reference::Task;
-use crate::runner::cpu::Span;
-use crate::runner::gpu::GpuRunner;
 use crate::verdict::{Failure, Outcome};
-
-/// Of a candidate's first run where others work meanwhile: a kernel that hangs keeps the card from everybody else, and an
-/// H200's driver bears that for 5 s before it takes the context down the hard way.
-const FIRST_BESIDE: Duration = Duration::from_secs(1);
-
-/// A later run may be late because somebody's first one is being taken down.
-const LATER_BESIDE: Duration = Duration::from_secs(10);
 
 /// How checking ended.
 pub enum Checked {
@@ -65,7 +57,7 @@ pub fn check(lane: &mut Lane, check: &Check) -> Result<Checked, EvaluatorError> 
         Err(error) => return Ok(Checked::Task(error)),
     };
     give_way();
-    if let Err(fault) = lane.load(check.built, &layout.arena, check.limit)? {
+    if let Err(fault) = lane.runner().load(check.built, &layout.arena, check.limit)? {
         return Ok(Checked::Fault(fault, 1));
     }
     let mut choices = Choices(check.seed);
@@ -78,8 +70,9 @@ pub fn check(lane: &mut Lane, check: &Check) -> Result<Checked, EvaluatorError> 
                 return Ok(Checked::Task(error));
             }
             give_way();
-            let turn = Turn { pattern, is_first: trial == 0 && pattern == 0, order: choices.next() };
-            match lane.run(&layout.sets[0], &turn, check)? {
+            let (is_first, order) = (trial == 0 && pattern == 0, choices.next());
+            let turn = Turn { pattern, is_first, order, limit: check.limit, shared: check.shared };
+            match lane.runner().run(&layout.sets[0], &turn)? {
                 Ran::Well => {}
                 Ran::Badly(fault) => return Ok(Checked::Fault(fault, trial + 1)),
                 Ran::Late => return Ok(Checked::Late),
@@ -174,65 +167,4 @@ pub fn summary(failure: &Failure) -> String {
         OutputJudgement { mismatched: 0, .. } => format!("{name} is less precise than the policy allows"),
         OutputJudgement { mismatched, .. } => format!("{mismatched} of {total} elements of {name} are wrong"),
     }
-}
-
-/// Which run of a candidate this is.
-struct Turn {
-    pattern: u8,
-    is_first: bool,
-    /// The order of threads on the CPU device follows from it.
-    order: u64,
-}
-
-/// How a run ended.
-enum Ran {
-    Well,
-    Badly(Fault),
-    Late,
-}
-
-impl Ran {
-    /// Whether a time-out is the candidate's own is known only where nobody else worked.
-    fn new(run: Result<(), Fault>, had_company: bool) -> Self {
-        match run {
-            Ok(()) => Self::Well,
-            Err(fault) if fault.kind == FaultKind::Timeout && had_company => Self::Late,
-            Err(fault) => Self::Badly(fault),
-        }
-    }
-}
-
-impl Lane {
-    /// Runs a loaded candidate once.
-    fn run(&mut self, arguments: &crate::runner::Arguments, turn: &Turn, check: &Check) -> Result<Ran, EvaluatorError> {
-        match self.runner() {
-            Runner::Gpu(runner) => run_on_gpu(runner, arguments, turn, check),
-            // The second pattern runs in the program that finds races, in another order of threads.
-            Runner::Cpu { memory, race } => {
-                let program = if turn.pattern == 0 { memory } else { race };
-                let span = |[offset, bytes]: [u64; 2]| Span { offset, bytes };
-                let tensors: Vec<Span> = arguments.tensors.iter().copied().map(span).collect();
-                let start = Instant::now();
-                let run = program.run(turn.order, &tensors, span(arguments.scratch), check.limit)?;
-                Ok(Ran::new(run.map(drop), check.shared.is_some_and(|shared| shared.had_company(start))))
-            }
-        }
-    }
-}
-
-fn run_on_gpu(
-    runner: &mut GpuRunner,
-    arguments: &crate::runner::Arguments,
-    turn: &Turn,
-    check: &Check,
-) -> Result<Ran, EvaluatorError> {
-    // Held until the process of one that faults is gone.
-    let first = check.shared.filter(|_| turn.is_first).map(Shared::first);
-    let had_company = check.shared.is_some() && !first.as_ref().is_some_and(First::is_alone);
-    let limit = match (had_company, turn.is_first) {
-        (false, _) => check.limit,
-        (true, true) => check.limit.min(FIRST_BESIDE),
-        (true, false) => check.limit.max(LATER_BESIDE),
-    };
-    Ok(Ran::new(runner.run(arguments, limit)?, had_company))
 }

@@ -1,6 +1,5 @@
 //! Running candidates apart from everything else.
 
-pub mod cpu;
 pub mod gpu;
 
 /// Where the tensors and the scratch buffer of one run lie: offset and length in the arena, in bytes.

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use cuda_agent_protocol::{Event, Program, ProgramError, Request, RowInput, RowResult, RowStatus};
 use serde_json::{Map, Value, json};
 
-use super::{evaluator, flag, number, seconds, template};
+use super::{environment, evaluator, flag, number, seconds, template};
 use crate::baseline::Baseline;
 use crate::candidate::{Candidate, without_byte_order_mark};
 use crate::compile::KernelResources;
@@ -76,7 +76,7 @@ fn answer(
         Ok(verdict) => finished(row.row, RowStatus::Done, None, None, Some(columns(&verdict))),
         Err(Refused::Row(reason)) => finished(row.row, RowStatus::Rejected, Some("format"), Some(reason), None),
         Err(Refused::Machine(error)) => {
-            evaluator.is_in_service()?;
+            evaluator.is_in_service().map_err(environment)?;
             finished(row.row, RowStatus::Failed, Some("evaluator"), Some(error.message), None)
         }
     })

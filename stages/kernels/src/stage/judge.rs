@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use cuda_agent_protocol::{ProgramError, Request};
 
 use super::{choice, device, evaluate, evaluator_on, flag, overrides};
-use crate::evaluator::{Device, VERDICT_LANES, compiles};
+use crate::evaluator::{VERDICT_LANES, compiles};
 use crate::judge::{Judge, Rules};
 use crate::reference::STEP_LIMIT;
 
@@ -26,10 +26,7 @@ pub fn judge(request: &Request, taken: usize) -> Result<Judge, ProgramError> {
     };
     // Mistakes in the parameters are told before anything is started.
     rules()?;
-    let device = match device(request)? {
-        Device::Cuda(gpus) => Device::Cuda(gpus[taken.min(gpus.len())..].to_vec()),
-        Device::Cpu => Device::Cpu,
-    };
+    let device = device(request)?.without_first(taken);
     for number in 0..MOST_JOURNALS {
         let path = request.state_dir.join(format!("verdicts-{number}.jsonl"));
         let journal = match crate::judge::journal_at(&path) {

@@ -18,10 +18,9 @@ use crate::fault::EvaluatorError;
 use crate::reference::{Policy, Protocol, Task};
 use crate::reward::{Scheme, Weights};
 
-impl From<EvaluatorError> for ProgramError {
-    fn from(error: EvaluatorError) -> Self {
-        Self { hint: error.hint, ..Self::environment(error.message) }
-    }
+/// The evaluator's error as a program reports it.
+pub fn environment(error: EvaluatorError) -> ProgramError {
+    ProgramError { hint: error.hint, ..ProgramError::environment(error.message) }
 }
 
 /// Starts an evaluator on what the stage was given.
@@ -41,7 +40,7 @@ fn evaluator_on(
     lanes: usize,
     compiles: bool,
 ) -> Result<Evaluator, ProgramError> {
-    let executable = crate::own_program()?;
+    let executable = crate::own_program().map_err(environment)?;
     let python = std::env::var_os("CUDA_AGENT_PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from);
     let setup = Setup {
         device,
@@ -53,7 +52,7 @@ fn evaluator_on(
         compiles,
         step_limit,
     };
-    Ok(Evaluator::new(&setup)?)
+    Evaluator::new(&setup).map_err(environment)
 }
 
 /// The GPUs of the grant, or the CPU device; the parameter must agree.

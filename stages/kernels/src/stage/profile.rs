@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cuda_agent_protocol::{Program, ProgramError, Request, RowInput, RowResult, RowStatus};
 use serde_json::{Map, Value, json};
 
-use super::{evaluator, flag, number, seconds, template};
+use super::{environment, evaluator, flag, number, seconds, template};
 use crate::baseline::Baseline;
 use crate::candidate::without_byte_order_mark;
 use crate::evaluator::{Evaluator, PROFILE_LANES, Profiled, TimedBaseline, Wanted, secret};
@@ -71,7 +71,7 @@ fn answer(evaluator: &Evaluator, wanted: &Choice, template: &Task, row: &RowInpu
             result(RowStatus::Done, None, None, BTreeMap::from([("baselines".to_owned(), vec![baselines])]))
         }
         Err(error) => {
-            evaluator.is_in_service()?;
+            evaluator.is_in_service().map_err(environment)?;
             result(RowStatus::Failed, Some("evaluator"), Some(error.message), BTreeMap::new())
         }
     })

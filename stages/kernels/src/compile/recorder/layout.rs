@@ -6,8 +6,8 @@
 use std::fmt::Write as _;
 
 use super::machine_code::MachineCode;
-use crate::evaluator::Choices;
 use crate::program::{Address, Place};
+use crate::random::Choices;
 
 /// Every address lies from here …
 const LOWEST: u64 = 0x1000_0000_0000;

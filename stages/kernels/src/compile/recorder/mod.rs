@@ -36,10 +36,10 @@ use super::process::{self, Ended, Limits};
 use super::{CompileFailure, Diagnostic};
 use crate::child::walls::{self, Walls};
 use crate::child::{Group, describe};
-use crate::evaluator::{Choices, secret};
 use crate::fault::{EvaluatorError, Fault, FaultKind};
 use crate::kept;
 use crate::program::Program;
+use crate::random::{Choices, secret};
 
 pub use self::machine_code::MachineCode;
 

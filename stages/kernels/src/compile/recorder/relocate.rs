@@ -237,7 +237,7 @@ mod tests {
     use super::super::layout::Order;
     use super::super::recording::tests::module;
     use super::*;
-    use crate::evaluator::Choices;
+    use crate::random::Choices;
 
     const SIZES: [u64; 3] = [4000, 4000, 256];
 

@@ -4,9 +4,10 @@ use std::time::Instant;
 
 use super::machine_code::KernelFacts;
 use super::*;
+use crate::compile::Built;
+use crate::compile::cuda::headers_identity;
 use crate::compile::nvcc::{Job, Nvcc};
 use crate::compile::toolkit::Toolkit;
-use crate::compile::{Built, headers_identity};
 use crate::program::{Address, Place, Step};
 use crate::task::{DataType, TaskSpec, Tensor};
 

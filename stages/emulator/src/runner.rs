@@ -1,6 +1,6 @@
 //! Runs a candidate on the CPU device: its own program in a process of its own, told what to run over a pipe.
 //!
-//! The process is [behind walls](crate::child::walls): it has an empty environment, can read its own file and its libraries,
+//! The process is [behind walls](cuda_agent_sandbox::child::walls): it has an empty environment, can read its own file and its libraries,
 //! and has the arena and two pipes beside its standard streams; what it prints goes nowhere (standard output) or into a
 //! bounded buffer (standard error), so that no output is taken for an answer. Memory is limited by watching what it holds
 //! (AddressSanitizer reserves terabytes of addresses, so that no limit on addresses can work). Calls that reach out of the
@@ -14,14 +14,14 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use cuda_agent_sandbox::child::process::{Heard, Process};
+use cuda_agent_sandbox::child::walls::{self, Walls};
+use cuda_agent_sandbox::fault::{EvaluatorError, Fault, FaultKind};
 use nix::sys::resource::Resource;
 use nix::sys::signal::Signal;
 use serde::Deserialize;
 
-use crate::child::process::{Heard, Process};
-use crate::child::walls::{self, Walls};
-use crate::compile::host::source_line;
-use crate::fault::{EvaluatorError, Fault, FaultKind};
+use crate::host::source_line;
 
 /// How the program ends after a `cuda-cpu:` line, after a report of AddressSanitizer, and when its caller is wrong.
 const EXIT_FAULT: i32 = 86;
@@ -239,9 +239,9 @@ fn sanitizer_fault(printed: &str) -> Fault {
 }
 
 #[cfg(test)]
-#[path = "cpu_test.rs"]
+#[path = "runner_test.rs"]
 mod tests;
 
 #[cfg(test)]
-#[path = "cpu_walls_test.rs"]
+#[path = "runner_walls_test.rs"]
 mod walls_tests;

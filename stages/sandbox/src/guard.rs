@@ -6,8 +6,8 @@
 //! are judged like the candidate: its macros can write into them. Not covered: what a program does with addresses that it
 //! works out itself.
 
-use super::tokens::{Dialect, Kind, tokens};
-use super::{CompileFailure, Diagnostic};
+use crate::diagnostic::{CompileFailure, Diagnostic};
+use crate::tokens::{Dialect, Kind, tokens};
 
 /// Parts of the names of what the checks call.
 const WATCHERS: [&str; 9] = [

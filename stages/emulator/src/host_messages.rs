@@ -2,11 +2,12 @@
 
 use std::collections::HashSet;
 
-use super::diagnostics::{MOST, cut};
-use super::host::SOURCE_NAME;
-use super::names::line_of_word;
-use super::process::Ended;
-use super::{CompileFailure, Diagnostic, audit, without_header};
+use cuda_agent_sandbox::audit;
+use cuda_agent_sandbox::diagnostic::{CompileFailure, Diagnostic, MOST, cut, without_header};
+use cuda_agent_sandbox::names::line_of_word;
+use cuda_agent_sandbox::process::Ended;
+
+use crate::SOURCE_NAME;
 
 /// The words of the GPU's path where g++ speaks of the header's workings.
 pub fn in_plain_words(failure: CompileFailure, source: &str) -> CompileFailure {

@@ -3,7 +3,7 @@
 
 use super::tests::{Arena, Task, build, faults, one_to_one, output, programs};
 use super::*;
-use crate::candidate::Format;
+use cuda_agent_sandbox::candidate::Format;
 
 /// Finds `syscall` by walking the loader's own tables.
 const FIND: &str = r#"

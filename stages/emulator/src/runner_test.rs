@@ -4,12 +4,13 @@
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 
+use cuda_agent_sandbox::candidate::{Candidate, Format};
+use cuda_agent_sandbox::diagnostic::CompileFailure;
 use tempfile::TempDir;
 
 use super::*;
-use crate::candidate::{Candidate, Format};
-use crate::compile::host::tests::toolchain;
-use crate::compile::{Artifact, Built, CompileFailure};
+use crate::Programs;
+use crate::host::tests::toolchain;
 
 const SEEDS: u64 = 3;
 const GAP: u64 = 4096;
@@ -55,7 +56,7 @@ impl Task {
     }
 }
 
-pub(super) fn build(format: Format, source: &str, task: &Task) -> (TempDir, Result<Built, CompileFailure>) {
+pub(super) fn build(format: Format, source: &str, task: &Task) -> (TempDir, Result<Programs, CompileFailure>) {
     let folder = TempDir::new().expect("a folder");
     let candidate = Candidate { format, source: source.to_owned(), name: "test".to_owned() };
     let built = toolchain().build(&candidate, &task.header(), folder.path()).expect("the toolchain works");
@@ -106,9 +107,8 @@ fn run(program: &Path, task: &Task, scratch_bytes: u64, limit: Duration) -> Resu
     Ok(arena.output())
 }
 
-pub(super) fn programs(built: &Built) -> [&Path; 2] {
-    let Artifact::Host { memory, race } = &built.artifact else { panic!("not for the CPU") };
-    [memory, race]
+pub(super) fn programs(built: &Programs) -> [&Path; 2] {
+    [&built.memory, &built.race]
 }
 
 /// The output of a candidate that both programs accept.
@@ -180,8 +180,7 @@ TASK_LAUNCH(second, dim3(10), dim3(100, 1), 400)
     let (_folder, built) = build(Format::Kernel, source, &task);
     let built = built.expect("it compiles");
     assert_eq!(built.scratch_bytes, 40);
-    let launches =
-        built.program.launches().map(|(k, l)| (&*k.symbol, l.grid, l.block, l.shared_bytes, k.parameters.len()));
+    let launches = built.launches.iter().map(|l| (&*l.symbol, l.grid, l.block, l.shared_bytes, l.arguments));
     let expected = [("first", [1, 1, 1], [32, 1, 1], 0, 3), ("second", [10, 1, 1], [100, 1, 1], 400, 3)];
     assert_eq!(launches.collect::<Vec<_>>(), expected);
     let expected = (0..1000).map(|i| whole_numbers(10)[i % 100 % 10]).collect::<Vec<_>>();
@@ -580,7 +579,7 @@ fn an_error_of_the_host_function_is_a_fault() {
     assert_fault(&memory.expect("a fault"), FaultKind::Launch, None, "cudaError_t 999");
 }
 
-#[path = "cpu_whole_test.rs"]
+#[path = "runner_whole_test.rs"]
 mod whole;
-#[path = "cpu_faults_test.rs"]
+#[path = "runner_faults_test.rs"]
 mod wrong;

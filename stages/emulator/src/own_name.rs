@@ -1,8 +1,8 @@
 //! The name that the CPU device has for its own things in one build, drawn anew so that a candidate can't know it.
 
-use super::CompileFailure;
-use crate::evaluator::secret;
-use crate::fault::EvaluatorError;
+use cuda_agent_sandbox::diagnostic::CompileFailure;
+use cuda_agent_sandbox::fault::EvaluatorError;
+use cuda_agent_sandbox::random::secret;
 
 /// What the embedded files call the device's own; macros begin with the same in capitals.
 pub const EMBEDDED_NAME: &str = "cuda_cpu";

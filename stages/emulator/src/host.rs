@@ -19,21 +19,18 @@ use std::time::Instant;
 
 use addr2line::Context;
 use addr2line::gimli::{self, EndianSlice, LittleEndian, SectionId};
+use cuda_agent_sandbox::candidate::{Candidate, Format};
+use cuda_agent_sandbox::diagnostic::{CompileFailure, DeclaredLaunch, Diagnostic, without_header};
+use cuda_agent_sandbox::fault::EvaluatorError;
+use cuda_agent_sandbox::names::{demangle, line_of_word};
+use cuda_agent_sandbox::process::{self, Ended, Limits};
+use cuda_agent_sandbox::{audit, guard, kept};
 use object::{Object, ObjectSection, ObjectSymbol, SymbolFlags};
 
-use super::host_messages::{in_plain_words, judge};
-use super::names::{demangle, line_of_word};
-use super::own_name::{EMBEDDED_NAME, OwnName};
-use super::process::{self, Ended, Limits};
-use super::rewrite::rewrite;
-use super::{Artifact, Built, CompileFailure, DeclaredLaunch, Diagnostic, audit, guard, without_header};
-use crate::candidate::{Candidate, Format};
-use crate::fault::EvaluatorError;
-use crate::kept;
-use crate::program::Program;
-
-/// What the candidate's file is called in the compiler's messages and in debug information.
-pub const SOURCE_NAME: &str = "candidate.cu";
+use crate::SOURCE_NAME;
+use crate::host_messages::{in_plain_words, judge};
+use crate::own_name::{EMBEDDED_NAME, OwnName};
+use crate::rewrite::rewrite;
 
 const RUNTIME_FLAGS: &[&str] = &["-std=c++17", "-O2", "-g1", "-fno-pie", "-w"];
 /// `-O1` compiles fast and keeps lines; what C++ leaves undefined and CUDA's compiler does not exploit is defined.
@@ -55,12 +52,14 @@ const CANDIDATE_FLAGS: &[&str] = &[
 ];
 
 macro_rules! embedded {
-    ($($path:literal),* $(,)?) => {
-        &[$(($path, include_str!(concat!("../../cpu/", $path)))),*]
+    ($($path:literal $(from $file:literal)?),* $(,)?) => {
+        &[$(embedded!(@one $path $($file)?)),*]
     };
+    (@one $path:literal) => { ($path, include_str!(concat!("../cpu/", $path))) };
+    (@one $path:literal $file:literal) => { ($path, include_str!($file)) };
 }
 
-/// Every file of `cpu/`.
+/// Every file of `cpu/`, and what it has in common with GPUs.
 const FILES: &[(&str, &str)] = embedded![
     "abi.h",
     "include/cuda.h",
@@ -70,7 +69,7 @@ const FILES: &[(&str, &str)] = embedded![
     "include/cuda_cpu/atomics.h",
     "include/cuda_cpu/half.h",
     "include/cuda_cpu/host.h",
-    "include/cuda_cpu/launch_limits.h",
+    "include/cuda_cpu/launch_limits.h" from "../../sandbox/src/launch_limits.h",
     "include/cuda_cpu/math.h",
     "include/cuda_cpu/task.h",
     "include/cuda_cpu/threads.h",
@@ -142,6 +141,23 @@ impl Flavour {
     }
 }
 
+/// What became of a candidate that compiles.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Programs {
+    /// Built with AddressSanitizer.
+    pub memory: PathBuf,
+    /// Built to find races.
+    pub race: PathBuf,
+    /// What the candidate declares, in the order of its source; empty where its host function starts things.
+    pub launches: Vec<DeclaredLaunch>,
+    /// Scratch memory that it asks for, in bytes.
+    pub scratch_bytes: u64,
+    /// The compiler and its version.
+    pub compiler: String,
+    /// Seconds that compiling took.
+    pub seconds: f64,
+}
+
 /// A g++ that was found, and what the CPU device needs beside it.
 #[derive(Clone, Debug)]
 pub struct HostToolchain {
@@ -199,7 +215,7 @@ impl HostToolchain {
         candidate: &Candidate,
         header: &str,
         folder: &Path,
-    ) -> Result<Result<Built, CompileFailure>, EvaluatorError> {
+    ) -> Result<Result<Programs, CompileFailure>, EvaluatorError> {
         let begun = Instant::now();
         let own = OwnName::draw()?;
         let work = Work { candidate, own: &own, runtime: self.runtime()?, folder };
@@ -218,11 +234,11 @@ impl HostToolchain {
         if !faults.is_empty() {
             return Ok(Err(CompileFailure::Source(without_header(faults, &candidate.source))));
         }
-        Ok(Ok(Built {
-            artifact: Artifact::Host { memory, race: folder.join(Flavour::Race.name()) },
-            program: Program::declared(&declared.launches()),
+        Ok(Ok(Programs {
+            memory,
+            race: folder.join(Flavour::Race.name()),
+            launches: declared.launches(),
             scratch_bytes: declared.scratch_bytes,
-            resources: Vec::new(),
             compiler: self.version.clone(),
             seconds: begun.elapsed().as_secs_f64(),
         }))

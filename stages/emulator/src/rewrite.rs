@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use super::tokens::{Dialect, Kind, Token, tokens};
+use cuda_agent_sandbox::tokens::{Dialect, Kind, Token, tokens};
 
 /// The source with CUDA's syntax replaced; the CPU device's own names begin with `device`.
 pub fn rewrite(source: &str, device: &str) -> String {

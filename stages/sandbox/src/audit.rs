@@ -5,10 +5,9 @@
 //! It is no wall: machine instructions that the candidate writes itself (`asm("syscall")`) are not seen. For a GPU, host
 //! code runs where there is none (`recorder`), so that what it does counts for nothing but the work that it notes.
 
-use super::Diagnostic;
-use super::diagnostics::MOST;
-use super::names::{demangle, line_of_word};
 use crate::candidate::Format;
+use crate::diagnostic::{Diagnostic, MOST};
+use crate::names::{demangle, line_of_word};
 
 /// What is wrong with the symbols that a candidate needs from outside, by lines, the first few.
 pub fn refusals<'a>(needed: impl Iterator<Item = &'a str>, format: Format, source: &str) -> Vec<Diagnostic> {
