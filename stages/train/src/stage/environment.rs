@@ -15,6 +15,7 @@ use cuda_agent_agent::policy::{Finish, Key, Message, Policy, Prefix, Request as 
 use cuda_agent_agent::prompts::Prompts;
 use cuda_agent_agent::trajectory::{self, Ending, Form, Trajectory as Episode, Turn};
 use cuda_agent_kernels::judge::{Admission, Judge};
+use cuda_agent_kernels::stage::environment;
 use cuda_agent_protocol::{ProgramError, Request};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -167,7 +168,7 @@ impl Environment {
                 let stage = Stage { policy, judge, prompts, phases, rules };
                 let mut row = stage.run(assignment, sample).map_err(|error| match error {
                     EpisodeError::Policy(error) => error.into(),
-                    EpisodeError::Judge(error) => ProgramError::from(error),
+                    EpisodeError::Judge(error) => environment(error),
                 })?;
                 row.code.clone_from(&assignment.task.code);
                 let outcome = row.last_verdict().and_then(|turn| turn.outcome.clone());
@@ -195,7 +196,8 @@ fn own_folder(request: &Request, group: &Group) -> Result<Request, ProgramError>
 /// none at another's: two judges might not agree.
 fn admit(judge: &Judge, rows: &[(usize, Row)], group: &Group) -> Result<Vec<IntoIter<Admission>>, ProgramError> {
     let own = rows.iter().filter(|(owner, _)| *owner == group.rank());
-    let own = own.map(|(_, row)| judge.admit(&judge.task(&row.code))).collect::<Result<Vec<_>, _>>()?;
+    let own = own.map(|(_, row)| judge.admit(&judge.task(&row.code)).map_err(environment));
+    let own = own.collect::<Result<Vec<_>, _>>()?;
     Ok(exchange(group, own)?.into_iter().map(Vec::into_iter).collect())
 }
 
