@@ -220,12 +220,12 @@ fn load_folder(path: &Path) -> Result<Kind, CatalogError> {
     let own = &manifest.device_sources;
     let own = PerDevice { cpu: add(&own.cpu)?, gpu: add(&own.gpu)? };
     let (files, folder) = rooted(files.into_iter().collect());
-    let without = |elsewhere: &BTreeSet<PathBuf>| -> Result<ProgramIdentity, ArtifactError> {
-        let counted: Vec<_> = files.iter().filter(|(_, real)| !elsewhere.contains(real)).cloned().collect();
-        Ok(ProgramIdentity::Files(digests(&counted)?))
+    let (digests, executable) = (digests(&files)?, executables(&files)?);
+    let without = |elsewhere: &BTreeSet<PathBuf>| {
+        let counted = files.iter().filter(|(_, real)| !elsewhere.contains(real));
+        ProgramIdentity::Files(counted.map(|(name, _)| (name.clone(), digests[name])).collect())
     };
-    let identity = PerDevice { cpu: without(&own.gpu)?, gpu: without(&own.cpu)? };
-    let executable = executables(&files)?;
+    let identity = PerDevice { cpu: without(&own.gpu), gpu: without(&own.cpu) };
     let program = ProgramFiles::Disk { files, folder };
     Ok(Kind { manifest: Arc::new(manifest), identity, executable, program, origin: path.display().to_string() })
 }

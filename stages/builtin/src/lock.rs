@@ -461,22 +461,22 @@ mod tests {
         let tests = ["test_a.py", "conftest.py", "reference_client.py", "tests/e.py", "b/tests.rs", "b/f_test.rs"];
         let others = [".hidden", "b/__pycache__/d.pyc", "b/snapshots/g.snap", "h.snap"];
         for name in tests.into_iter().chain(others).chain(["a.py", "attest.rs", "b/c.json"]) {
-            let path = folder.path().join(name);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, "").unwrap();
+            write_below(folder.path(), name, "");
         }
         let files = files_below(folder.path()).unwrap();
         assert_eq!(files, ["a.py", "attest.rs", "b/c.json"].map(|name| folder.path().join(name)));
     }
 
+    fn write_below(folder: &Path, path: &str, text: &str) {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
     #[test]
     fn an_edit_of_one_program_changes_one_kind() {
         let folder = tempfile::tempdir().unwrap();
-        let write = |path: &str, text: &str| {
-            let path = folder.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        };
+        let write = |path: &str, text: &str| write_below(folder.path(), path, text);
         write("stages/ops/Cargo.toml", "[dependencies]\n");
         write("stages/protocol/Cargo.toml", "[dependencies]\n");
         write("stages/protocol/python/cuda_agent_stage.py", "");
@@ -519,11 +519,7 @@ mod tests {
     #[test]
     fn an_edit_of_one_devices_sources_changes_that_device() {
         let folder = tempfile::tempdir().unwrap();
-        let write = |path: &str, text: &str| {
-            let path = folder.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        };
+        let write = |path: &str, text: &str| write_below(folder.path(), path, text);
         write("stages/protocol/python/cuda_agent_stage.py", "");
         write("stages/ops/Cargo.toml", "");
         for path in ["src/lib.py", "src/emulator/a.py", "clock.py"] {

@@ -211,7 +211,6 @@ fn several_processes_come_to_what_one_comes_to() {
     }
 }
 
-/// Waits for something, a minute at most.
 /// A step's episodes are made while the step before is learned from: the first step's are those of a run without, later ones are
 /// of the policy before the update. A run that ends after two steps is the beginning of one of four, to the bit.
 #[test]
@@ -247,6 +246,7 @@ fn episodes_ahead_want_one_process() {
     assert_eq!(stage.error()["hint"], "set processes: 1, or overlap: false");
 }
 
+/// Waits for something, a minute at most.
 fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {

@@ -169,32 +169,30 @@ impl Drop for Sampler {
 fn serve(mut engine: Engine<Channel>, commands: &Receiver<Command>) {
     let mut announced = 0;
     loop {
-        if announced > 0 {
+        let command = if announced > 0 {
             match commands.recv_timeout(LATEST) {
-                Ok(command) => handle(&mut engine, command, &mut announced),
-                Err(RecvTimeoutError::Timeout) => announced = 0,
                 Err(RecvTimeoutError::Disconnected) => return,
+                command => command.ok(),
             }
-            if announced == 0 {
-                engine.order();
-            }
-            continue;
-        }
-        if !engine.is_busy() {
-            match commands.recv() {
-                Ok(command) => handle(&mut engine, command, &mut announced),
-                Err(RecvError) => return,
-            }
-        }
-        while announced == 0 {
+        } else if engine.is_busy() {
             match commands.try_recv() {
-                Ok(command) => handle(&mut engine, command, &mut announced),
-                Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => return,
+                command => command.ok(),
             }
+        } else {
+            match commands.recv() {
+                Err(RecvError) => return,
+                command => command.ok(),
+            }
+        };
+        let was_announced = announced > 0;
+        match command {
+            Some(command) => handle(&mut engine, command, &mut announced),
+            None if was_announced => announced = 0,
+            None => engine.step(),
         }
-        if announced == 0 {
-            engine.step();
+        if was_announced && announced == 0 {
+            engine.order();
         }
     }
 }
