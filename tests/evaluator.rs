@@ -221,21 +221,25 @@ fn the_examples_of_the_prompts_are_right() {
     let prompts = repository().join("stages/agent/prompts");
     let read = |name: String| std::fs::read_to_string(prompts.join(name)).unwrap();
     let of_kind = [
-        ("example", (1024, 9), 4_194_304),
-        ("normalization", (512, 2), 12_288),
-        ("softmax", (64, 1), 65_536),
-        ("reduction", (64, 1), 65_536),
+        ("example", (1024, 9), vec![4_194_304]),
+        ("normalization", (512, 2), vec![12_288]),
+        ("softmax", (64, 1), vec![65_536]),
+        ("reduction", (64, 1), vec![65_536]),
+        ("scratch", (64, 1), vec![262_144, 196_608]),
     ];
-    let candidate = |(kind, (rows, fewer), threads): (&str, (u64, u64), u64)| {
+    let candidate = |(kind, (rows, fewer), threads): (&str, (u64, u64), Vec<u64>)| {
         let (task, answer) = (read(format!("{kind}_task.py")), read(format!("{kind}_answer.md")));
         let source = answer.trim().strip_prefix("```cuda\n").unwrap().strip_suffix("```").unwrap();
-        let (all, some) = (threads.to_string(), (threads / rows * fewer).to_string());
-        assert_eq!(source.matches(&all).count(), 2, "{kind}: its bound and its grid");
+        let smaller = |source: String, threads: u64| {
+            assert!(source.matches(&threads.to_string()).count() >= 2, "{kind}: its bound and its grid");
+            source.replace(&threads.to_string(), &(threads / rows * fewer).to_string())
+        };
+        let source = threads.into_iter().fold(source.to_owned(), smaller);
         let contract = with_fewer_rows(&read(format!("{kind}_contract.h")), rows, fewer);
         Candidate {
             id: kind.into(),
             code: task.replacen(&format!("randn({rows}, "), &format!("randn({fewer}, "), 1),
-            source: source.replace(&all, &some) + &asserted(&contract),
+            source: source + &asserted(&contract),
             format: "kernel".into(),
             expected: vec!["correct".into()],
         }

@@ -8,12 +8,13 @@
 //! | `prefill.md` | how the assistant's answer begins; empty for no prefill | `{code}` `{contract}` `{parameters}` |
 //! | `repair.md` | the request for a revision | `{verdict}` `{outcome}` |
 //! | `example_task.py`, `example_contract.h`, `example_steps.txt`, `example_answer.md` | a task, its contract, its steps, and the answer to it: the first exchange of each conversation. Left out where the answer is empty | |
-//! | `normalization_…`, `softmax_…`, `reduction_…` | the same four, the example for some tasks in its place | |
-//! | `normalization_words.txt`, … | which tasks these are: those whose code has one of these words. The first of the three kinds counts | |
+//! | `scratch_…`, `normalization_…`, `softmax_…`, `reduction_…` | the same four, the example for some tasks in its place | |
+//! | `scratch_words.txt`, … | which tasks these are: those whose code or steps have one of these words. The first of these kinds counts | |
+//! | `scratch_prefill.md` | `prefill.md` for tasks of that kind, unless it is empty: their kernels have one more parameter | as `prefill.md` |
 //! | `example_operator.txt` | what the examples compute, as PyTorch calls it, so that no held-out task has it | |
 //!
 //! A pipeline replaces some or all of them; one that brings an `example_answer.md` has no example of the other kinds but its
-//! own. Other braces stay as they are, since prompts contain code.
+//! own, and one that brings a `prefill.md` no other prefill. Other braces stay as they are, since prompts contain code.
 //!
 //! A conversation has one example, since small models go on with a series of them inside their answer (docs/log.md, 2026-11-24).
 
@@ -31,7 +32,7 @@ struct File {
 }
 
 /// Whose examples take the place of `example` for some tasks, in the order in which they are tried.
-const KINDS: [&str; 3] = ["normalization", "softmax", "reduction"];
+const KINDS: [&str; 4] = ["scratch", "normalization", "softmax", "reduction"];
 
 /// A file of one of these kinds.
 macro_rules! of_kind {
@@ -40,7 +41,7 @@ macro_rules! of_kind {
     };
 }
 
-const FILES: [File; 25] = [
+const FILES: [File; 31] = [
     File { name: "system.md", text: include_str!("../prompts/system.md"), needed: &[] },
     File { name: "task.md", text: include_str!("../prompts/task.md"), needed: &["code", "contract"] },
     File { name: "steps.md", text: include_str!("../prompts/steps.md"), needed: &["lines"] },
@@ -51,6 +52,12 @@ const FILES: [File; 25] = [
     File { name: "example_steps.txt", text: include_str!("../prompts/example_steps.txt"), needed: &[] },
     File { name: "example_answer.md", text: include_str!("../prompts/example_answer.md"), needed: &[] },
     File { name: "example_operator.txt", text: include_str!("../prompts/example_operator.txt"), needed: &[] },
+    of_kind!("scratch_task.py"),
+    of_kind!("scratch_contract.h"),
+    of_kind!("scratch_steps.txt"),
+    of_kind!("scratch_answer.md"),
+    of_kind!("scratch_words.txt"),
+    of_kind!("scratch_prefill.md"),
     of_kind!("normalization_task.py"),
     of_kind!("normalization_contract.h"),
     of_kind!("normalization_steps.txt"),
@@ -117,6 +124,9 @@ impl Prompts {
                 prompts.file_mut(&format!("{kind}_answer.md")).clear();
             }
         }
+        if folder.join("prefill.md").exists() {
+            prompts.file_mut("scratch_prefill.md").clear();
+        }
         for entry in std::fs::read_dir(folder).map_err(|error| unreadable(folder, error))? {
             let path = entry.map_err(|error| unreadable(folder, error))?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -147,15 +157,19 @@ impl Prompts {
         self.files.get_mut(name).expect("every file has a text")
     }
 
-    /// The kind of example that a task gets; none where its answer is empty.
-    fn example(&self, code: &str) -> Option<&'static str> {
-        let in_code: BTreeSet<&str> = code.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
-        let fits = |kind: &&&str| {
+    /// The kinds that a task is of, the first one first.
+    fn kinds<'a>(&'a self, code: &'a str, steps: &'a str) -> impl Iterator<Item = &'static str> + 'a {
+        let words = |text| str::split(text, |c: char| !c.is_alphanumeric() && c != '_');
+        let has: BTreeSet<&str> = words(code).chain(words(steps)).collect();
+        KINDS.into_iter().filter(move |kind| {
             let words = &self.files[format!("{kind}_words.txt").as_str()];
-            !self.answer(kind).is_empty() && words.split_whitespace().any(|word| in_code.contains(word))
-        };
-        let kind = KINDS.iter().find(fits).copied().unwrap_or("example");
-        (!self.answer(kind).is_empty()).then_some(kind)
+            words.split_whitespace().any(|word| has.contains(word))
+        })
+    }
+
+    /// The kind of example that a task gets; none where its answer is empty.
+    fn example(&self, code: &str, steps: &str) -> Option<&'static str> {
+        self.kinds(code, steps).chain(["example"]).find(|kind| !self.answer(kind).is_empty())
     }
 
     fn answer(&self, kind: &str) -> &str {
@@ -164,7 +178,7 @@ impl Prompts {
 
     /// The conversation up to the request for a candidate, with the example of the task's kind.
     pub fn opening(&self, code: &str, contract: &Contract) -> Vec<Message> {
-        let exchange = self.example(code).map(|kind| {
+        let exchange = self.example(code, &contract.steps).map(|kind| {
             let header = self.files[format!("{kind}_contract.h").as_str()].clone();
             let steps = self.files[format!("{kind}_steps.txt").as_str()].clone();
             let example = Contract { header, parameters: String::new(), steps };
@@ -190,8 +204,11 @@ impl Prompts {
 
     /// How an answer begins.
     pub fn prefill(&self, code: &str, contract: &Contract) -> Option<String> {
+        let has_scratch = self.kinds(code, &contract.steps).any(|kind| kind == "scratch");
+        let own = has_scratch && !self.files["scratch_prefill.md"].is_empty();
+        let file = if own { "scratch_prefill.md" } else { "prefill.md" };
         // Servers refuse a prefill that ends in white space.
-        let text = self.fill("prefill.md", code, contract).trim_end().to_owned();
+        let text = self.fill(file, code, contract).trim_end().to_owned();
         (!text.is_empty()).then_some(text)
     }
 
@@ -279,12 +296,13 @@ mod tests {
                 &prompts.files[format!("{kind}_contract.h").as_str()],
             );
             let parameters = header.lines().find_map(|line| line.strip_prefix("#define TASK_PARAMETERS ")).unwrap();
-            let contract = Contract { header: header.clone(), parameters: parameters.to_owned(), steps: String::new() };
+            let steps = prompts.files[format!("{kind}_steps.txt").as_str()].clone();
+            let contract = Contract { header: header.clone(), parameters: parameters.to_owned(), steps };
             let prefill = prompts.prefill("", &contract).unwrap();
             let answer = prompts.answer(kind);
             assert!(answer.starts_with(&prefill), "{kind}: {prefill}");
             assert!(crate::answer::candidate(answer).is_some(), "{kind}");
-            assert_eq!(prompts.example(task), Some(kind), "an example is of its own kind");
+            assert_eq!(prompts.example(task, &contract.steps), Some(kind), "an example is of its own kind");
         }
     }
 
@@ -310,11 +328,27 @@ mod tests {
 
     #[test]
     fn a_task_gets_the_example_of_its_kind() {
-        let kind = |code: &str| Prompts::own().example(code);
+        let kind = |code: &str| Prompts::own().example(code, "");
         assert_eq!(kind("return torch.sum(x, dim=1)"), Some("reduction"));
         assert_eq!(kind("x = torch.sum(x, dim=1)\nreturn F.log_softmax(x, dim=1)"), Some("softmax"));
         assert_eq!(kind("self.norm = nn.RMSNorm(4)\nself.softmax = nn.Softmax(dim=1)"), Some("normalization"));
         assert_eq!(kind("return torch.abs(summary)"), Some("example"));
+        let with_steps = |steps: &str| Prompts::own().example("return torch.max(x, 1)[0]", steps);
+        assert_eq!(with_steps("out[i] = x[i];  // i < 8"), Some("example"));
+        assert_eq!(with_steps("Each thread has one i < 8."), Some("reduction"));
+        assert_eq!(with_steps("Scratch memory: float s1[8]."), Some("scratch"));
+    }
+
+    #[test]
+    fn kernels_with_scratch_memory_begin_with_one_more_parameter() {
+        let prefill = |prompts: &Prompts| {
+            let steps = "Scratch memory: float s1[8].".to_owned();
+            prompts.prefill("", &Contract { steps, ..contract() })
+        };
+        assert!(prefill(&Prompts::own()).unwrap().ends_with("kernel1(const float* x, float* out, void* scratch) {"));
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("prefill.md"), "Mine, {parameters}").unwrap();
+        assert_eq!(prefill(&Prompts::with(folder.path()).unwrap()).unwrap(), "Mine, const float* x, float* out");
     }
 
     #[test]
@@ -326,7 +360,11 @@ mod tests {
         let prompts = Prompts::with(folder.path()).unwrap();
         assert_eq!(prompts.opening("c", &contract()).len(), 2);
         assert_eq!(prompts.prefill("c", &contract()), None);
-        assert_eq!(prompts.example("return torch.sum(x, dim=1)"), None, "built-in examples beside one of one's own");
+        assert_eq!(
+            prompts.example("return torch.sum(x, dim=1)", ""),
+            None,
+            "built-in examples beside one of one's own"
+        );
         assert_ne!(prompts.digest(), Prompts::own().digest());
         std::fs::write(folder.path().join("task.md"), "{code}").unwrap();
         assert_eq!(Prompts::with(folder.path()).unwrap_err().to_string(), "the prompt task.md has no {contract}");

@@ -80,10 +80,21 @@ CASES = {
     "comparisons": (Of(lambda x, y: torch.where((x > y) & (x != 0.5) | (y <= 0.7), x - y, y)), PAIR),
     "laid_out": (Of(lambda x: x.permute(2, 0, 1).reshape(10, 12) * 3), ROWS),
     "group_of_a_view": (Of(lambda x: x.view(4, 3, 2, 5).sum((1, 3)).expand(3, 4, 2)), ROWS),
+    "rows_and_more": (Of(lambda x: x - x.mean(1, keepdim=True).exp() * x.std(1, keepdim=True)), ROWS),
+    "norm_of_norm": (Of(nn.GroupNorm(4, 8), nn.GroupNorm(2, 8)), IMAGES),
+    "norm_then_other_rows": (Of(nn.LayerNorm((4, 5)), lambda x: torch.std(F.silu(x), 1)), IMAGES),
+    "rows_of_rows": (Of(lambda x: torch.std(x, 1), lambda x: F.softmax(torch.tanh(x), 0)), IMAGES),
+    "softmax_then_max": (Of(lambda x: F.softmax(x, 1), lambda x: torch.max(x, 3)[0]), IMAGES),
+    "two_outputs_rows": (Of(lambda x: F.log_softmax(x.permute(0, 2, 3, 1).reshape(60, 8), -1)), IMAGES),
+    "back_to_the_whole": (Of(lambda x: x.sum((2, 3), keepdim=True) * x + x.amax(1, keepdim=True)), IMAGES),
+    "argmin_of_rows": (Of(lambda x: torch.argmin(F.mish(x), 1).float(), lambda x: F.log_softmax(x, 1)), IMAGES),
+    "transposed_rows": (Of(lambda x: x.mean(2).transpose(1, 2).softmax(-1)), IMAGES),
+    "three": (Of(lambda x: x.std(3), lambda x: x.softmax(1), lambda x: x.norm(dim=2)), IMAGES),
     "double": (Of(lambda x: torch.log1p(torch.exp(x)) ** 3 + 1e-9), [ROWS[0].double()]),
 }
 LINE = re.compile(r"(\w+)\[i\] = (.*);  // i < (\d+)")
-REDUCTION = re.compile(r"(\w+)(?: place k of the (\w+))? over k < (\d+) of (.*?)(?:, j = (.*))?")
+REDUCTION = re.compile(r"(\w+)(?: place k of the (\w+))? over k(?: < (\d+))? of (.*?)(?:, j = (.*))?")
+KERNEL = re.compile(r"(?:Kernel \d of \d: )?[eE]ach thread has one i < (\d+)\.(?: For each k < (\d+), j = (.*)\.)?")
 NEXT = {"sum": "v + w", "product": "v * w", "maximum": "w > v ? w : v", "minimum": "w < v ? w : v"}
 
 
@@ -91,20 +102,61 @@ def names_of(model, values):
     return [f"x{place}" for place in range(len(values) + len(list(model.parameters())) + len(list(model.buffers())))]
 
 
-def body(line):
-    """The statement of a step."""
-    name, right, count = LINE.fullmatch(line).groups()
-    loop = f"for (long long i = 0; i < {count}; i++)"
-    reduction = REDUCTION.fullmatch(right)
-    if reduction is None:
-        return name, count, f"{loop} {name}[i] = {right};"
-    what, which, length, element, place = reduction.groups()
+def reduced(right, length, place, needed=""):
+    """A loop for a reduction, after which `v` or `at` is what it gives, and which of them it is."""
+    what, which, own_length, element, own_place = REDUCTION.fullmatch(right).groups()
+    place = own_place or place
     declared = f"long long j = {place}; (void)j;" if place else ""
     better = f"k == 0 || ({'w > v' if which == 'maximum' else 'w < v'})"
     step = f"if ({better}) {{ v = w; at = k; }}" if which else f"v = k == 0 ? w : {NEXT[what]};"
-    reduced = f"for (long long k = 0; k < {length}; k++) {{ {declared} double w = {element}; {step} }}"
-    result = f"{name}[i] = {'at' if which else 'v'};"
-    return name, count, f"{loop} {{ double v = 0; long long at = 0; (void)at; {reduced} {result} }}"
+    loop = f"for (long long k = 0; k < {own_length or length}; k++)"
+    body = f"{loop} {{ {declared} {needed} double w = {element}; {step} }}"
+    return f"double v = 0; long long at = 0; (void)at; {body}", "at" if which else "v"
+
+
+def of_elements(lines, kind):
+    """The statements of steps that are each a tensor's."""
+    for line in lines:
+        name, right, count = LINE.fullmatch(line).groups()
+        if name != "out":
+            yield f"auto {name} = std::vector<{kind}>({count});"
+        loop = f"for (long long i = 0; i < {count}; i++)"
+        if REDUCTION.fullmatch(right) is None:
+            yield f"{loop} {name}[i] = {right};"
+        else:
+            before, result = reduced(right, None, None)
+            yield f"{loop} {{ {before} {name}[i] = {result}; }}"
+
+
+def of_kernels(lines, kind):
+    """The statements of steps that are kernels with loops."""
+    first, *lines = lines if lines[0].startswith("Scratch memory: ") else ["", *lines]
+    for array in first.removeprefix("Scratch memory: ").removesuffix(".").split(", ") if first else []:
+        scratch, name, count = re.fullmatch(r"(.*) (\w+)\[(\d+)\]", array).groups()
+        yield f"auto {name} = std::vector<{scratch}>({count});"
+    is_open = False
+    for line in lines:
+        if (begins := KERNEL.fullmatch(line)) is not None:
+            rows, length, place = begins.groups()
+            yield f"{'} ' if is_open else ''}for (long long i = 0; i < {rows}; i++) {{"
+            is_open = True
+            continue
+        text, *where = line.split(", where ")
+        values = re.split(r", (?=v\d+ = )", where[0]) if where else []
+        needed = " ".join(f"{kind} {value};" for value in values)
+        left, right = text.split(" = ", 1)
+        declared = left if "[" in left else f"{'auto' if 'place k' in right or '(long' in right else kind} {left}"
+        if left.startswith("for each k: "):
+            target = left.removeprefix("for each k: ")
+            loop = f"for (long long k = 0; k < {length}; k++)"
+            yield f"{loop} {{ long long j = {place}; {needed} {target} = {right}; }}"
+        elif REDUCTION.fullmatch(right) is None:
+            assert not needed, "values of a row have lines of their own"
+            yield f"{declared} = {right};"
+        else:
+            before, result = reduced(right, length, place, needed)
+            yield f"{declared} = [&] {{ {before} return {result}; }}();"
+    yield "}"
 
 
 def program(name, case):
@@ -115,9 +167,7 @@ def program(name, case):
     kind = "double" if values[0].dtype == torch.float64 else "float"
     text = [f'extern "C" void case_{name}(const {kind}** of, double* out) {{']
     text += [f"const {kind}* {each} = of[{place}]; (void){each};" for place, each in enumerate(names)]
-    for line in lines:
-        result, count, statement = body(line)
-        text += ([] if result == "out" else [f"auto {result} = std::vector<{kind}>({count});"]) + [statement]
+    text += (of_elements if LINE.fullmatch(lines[0]) else of_kernels)(lines, kind)
     return "\n".join([*text, "}"])
 
 
@@ -159,14 +209,30 @@ def test_a_step_is_one_operator_or_several_on_the_same_element():
         "out[i] = fmaxf(x0[i], 0.0f) * 2.0f + 1.0f;  // i < 12"
     ]
     assert lines(lambda x: F.softmax(x, 0), torch.randn(3, 4)) == [
-        "t1[i] = maximum over k < 3 of x0[i + k * 4];  // i < 4",
-        "t2[i] = expf(x0[i] - t1[i % 4]);  // i < 12",
-        "t3[i] = sum over k < 3 of t2[i + k * 4];  // i < 4",
-        "out[i] = t2[i] / t3[i % 4];  // i < 12",
+        "Each thread has one i < 4. For each k < 3, j = i + k * 4.",
+        "t1 = maximum over k of x0[j]",
+        "t2 = sum over k of expf(x0[j] - t1)",
+        "for each k: out[j] = expf(x0[j] - t1) / t2",
     ]
 
 
-@pytest.mark.parametrize("kind", ["example", "normalization", "softmax", "reduction"])
+def test_a_reduction_over_other_rows_is_another_kernel():
+    assert lines(lambda x: F.softmax(torch.std(x, 1), 0), torch.randn(3, 4, 5)) == [
+        "Scratch memory: float s1[15].",
+        "Kernel 1 of 2: each thread has one i < 15. For each k < 4, j = i / 5 * 20 + i % 5 + k * 5.",
+        "t1 = sum over k of x0[j]",
+        "t2 = t1 / 4.0f",
+        "t3 = sum over k of (x0[j] - t2) * (x0[j] - t2)",
+        "t4 = sqrtf(t3 / 3.0f)",
+        "s1[i] = t4",
+        "Kernel 2 of 2: each thread has one i < 5. For each k < 3, j = i + k * 5.",
+        "t5 = maximum over k of s1[j]",
+        "t6 = sum over k of expf(s1[j] - t5)",
+        "for each k: out[j] = expf(s1[j] - t5) / t6",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["example", "normalization", "softmax", "reduction", "scratch"])
 def test_the_examples_of_the_prompts_have_their_steps(kind):
     prompts = pathlib.Path(__file__).resolve().parents[2] / "agent" / "prompts"
     scope = {}

@@ -1,0 +1,356 @@
+"""A forward with reductions as kernels of one thread a row: what each thread computes, in loops over its elements.
+
+    Each thread has one i < 2048. For each k < 64, j = i * 64 + k.
+    t1 = maximum over k of x[j]
+    t2 = sum over k of expf(x[j] - t1)
+    for each k: out[j] = expf(x[j] - t1) / t2
+
+The places that a reduction goes over for one of its results are a row. Reductions over the same rows, and what is
+computed of their results and elements, are one kernel. A reduction over other rows begins the next, which finds what it
+needs of the rows before it in scratch memory:
+
+    Scratch memory: float s1[2048].
+    Kernel 1 of 2: each thread has one i < 2048. For each k < 64, j = i * 64 + k.
+    t1 = maximum over k of x[j]
+    s1[i] = t1
+
+Elements are computed where they are used. Those that a line uses twice have a name of their own behind it:
+`for each k: out[j] = v1 / (1.0f + expf(-v1)), where v1 = x[j] - t1`.
+"""
+
+import dataclasses
+import itertools
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import torch
+
+import elements
+from elements import Elementwise, Factor, NoSteps, Operand, Reduction, Source, View
+
+MOST_LINES = 30
+MOST_KERNELS = 3
+LONGEST_TWICE = 16
+"""Characters of an element that is written out wherever a line has it."""
+PROBES = 200
+
+
+@dataclasses.dataclass
+class Kernel:
+    """What threads with one row each compute."""
+
+    rows: int
+    kept: list[Factor]
+    over: list[Factor]
+    reductions: list[Reduction] = dataclasses.field(default_factory=list)
+    stored: list[Source] = dataclasses.field(default_factory=list)
+    outputs: list[tuple[str, Source]] = dataclasses.field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Elements of a row."""
+        return math.prod(factor.size for factor in self.over)
+
+    @property
+    def place(self) -> str:
+        """Where the element k of row i lies."""
+        terms = [term for term in (elements.index(self.kept, "i"), elements.index(self.over, "k")) if term != "0"]
+        return " + ".join(terms) or "0"
+
+    def has_each_once(self) -> bool:
+        """Whether the rows have each place below `rows * length` once."""
+        next_one = 1
+        for factor in sorted((each for each in self.kept + self.over if each.size != 1), key=lambda each: each.stride):
+            if factor.stride != next_one:
+                return False
+            next_one *= factor.size
+        return True
+
+    def is_row_of_place(self, view: View) -> bool:
+        """Whether a view of one element a row has, at the place j, that of j's row."""
+        return self._is_everywhere(view, lambda i, _: i)
+
+    def is_place_in_row(self, view: View) -> bool:
+        """Whether a view has, at the place j, that of k."""
+        return self._is_everywhere(view, lambda _, k: k)
+
+    def _is_everywhere(self, view: View, wanted: Callable[[int, int], int]) -> bool:
+        """Both are sums over the digits of i and k, which differ for most of them if for any."""
+        factors = [factor for factors in view.layout for factor in factors]
+        if not self.has_each_once() or math.prod(view.shape) != self.rows * self.length:
+            return False
+        chosen = random.Random(0)
+        ends = [(i, k) for i in (0, self.rows - 1) for k in (0, self.length - 1)]
+        some = [(chosen.randrange(self.rows), chosen.randrange(self.length)) for _ in range(PROBES)]
+        return all(_at(factors, _at(self.kept, i) + _at(self.over, k)) == wanted(i, k) for i, k in ends + some)
+
+
+def _at(factors: Sequence[Factor], number: int) -> int:
+    """The place of an element by its number."""
+    place = 0
+    for factor in reversed(factors):
+        number, digit = divmod(number, factor.size)
+        place += digit * factor.stride
+    return place
+
+
+def lines(outputs: Sequence[tuple[str, Source]], prefix: str) -> list[str]:
+    """The kernels of these outputs, each with its name. `NoSteps` where there are too many, or none."""
+    kernels = _kernels(outputs)
+    if not kernels:
+        raise NoSteps("no reduction")
+    # Storing a value changes the texts of all that use it, which may store others.
+    while True:
+        writer = _Writer(kernels, prefix)
+        text = writer.text()
+        if not writer.is_stale:
+            break
+    if len(text) > MOST_LINES or len(kernels) > MOST_KERNELS or any(len(line) > elements.LONGEST for line in text):
+        raise NoSteps("too many")
+    return text
+
+
+def _kernels(outputs: Sequence[tuple[str, Source]]) -> list[Kernel]:
+    kernels: list[Kernel] = []
+    for reduction in _reductions([source for _, source in outputs]):
+        operand = reduction.operand
+        if operand is None:
+            raise NoSteps("a reduction of nothing")
+        kept, over = elements.divided(operand, reduction.over)
+        new = Kernel(math.prod(reduction.shape), kept, over, [reduction])
+        last = kernels[-1] if kernels else None
+        if last is not None and (last.rows, last.length, last.place) == (new.rows, new.length, new.place):
+            last.reductions.append(reduction)
+            if _is_possible(kernels):
+                continue
+            last.reductions.pop()
+        kernels.append(new)
+    if not kernels:
+        return []
+    for name, source in outputs:
+        own = [kernel for kernel in kernels if source in kernel.reductions]
+        if own:
+            own[0].outputs.append((name, source))
+            continue
+        last = kernels[-1]
+        last.outputs.append((name, source))
+        if not _is_possible(kernels):
+            last.outputs.pop()
+            kernels.append(
+                Kernel(math.prod(source.shape), [Factor(math.prod(source.shape), 1)], [], outputs=[(name, source)])
+            )
+    return kernels
+
+
+def _is_possible(kernels: list[Kernel]) -> bool:
+    """Whether what was added last can be computed by the threads that it was given to."""
+    try:
+        _Writer(kernels, "t", tries=True).text()
+    except _OtherRows:
+        return False
+    return True
+
+
+def _reductions(sources: Sequence[Source]) -> list[Reduction]:
+    """Each after those that it needs."""
+    found: list[Reduction] = []
+    seen: set[int] = set()
+
+    def visit(source: Source) -> None:
+        if id(source) in seen:
+            return
+        seen.add(id(source))
+        for operand in _operands(source):
+            visit(operand.source)
+        if isinstance(source, Reduction):
+            found.append(source)
+
+    for source in sources:
+        visit(source)
+    return found
+
+
+def _operands(source: Source) -> list[View]:
+    if isinstance(source, Reduction):
+        return [] if source.operand is None else [source.operand]
+    operands = source.operands if isinstance(source, Elementwise) else []
+    return [operand for operand in operands if isinstance(operand, View)]
+
+
+class _OtherRows(NoSteps):
+    """A value of a row is needed where another row is computed."""
+
+
+class _Writer(elements.Expressions):
+    """The lines of kernels."""
+
+    def __init__(self, kernels: list[Kernel], prefix: str, tries: bool = False) -> None:
+        self._kernels = kernels
+        self._prefix = prefix
+        self._tries = tries
+        self._kernel = kernels[0]
+        self._lines: list[str] = []
+        self._rows: dict[Source, str] = {}
+        self._numbers = itertools.count(1)
+        self._through: View | None = None
+        self._elements: dict[tuple[Source, tuple[Factor, ...] | None], str] = {}
+        self._needed: list[str] = []
+        self._twice: set[Source] = set()
+        stored = [source for kernel in kernels for source in kernel.stored]
+        self._stored = {source: f"s{number}" for number, source in enumerate(stored, 1)}
+        self.is_stale = False
+
+    def text(self) -> list[str]:
+        """All lines, with those that begin a kernel."""
+        for number, kernel in enumerate(self._kernels, 1):
+            self._kernel, self._rows = kernel, {}
+            begins = f"Kernel {number} of {len(self._kernels)}: each" if len(self._kernels) > 1 else "Each"
+            over = f" For each k < {kernel.length}, j = {kernel.place}." if kernel.reductions else ""
+            self._lines.append(f"{begins} thread has one i < {kernel.rows}.{over}")
+            for reduction in kernel.reductions:
+                self._row(reduction, self._output_that_is(reduction))
+            for source in kernel.stored:
+                self._lines.append(f"{self._stored[source]}[i] = {self._row(source)}")
+            for name, source in kernel.outputs:
+                self._output(name, source)
+        if self._stored:
+            arrays = [
+                f"{elements.TYPES[each.dtype]} {name}[{math.prod(each.shape)}]" for each, name in self._stored.items()
+            ]
+            self._lines.insert(0, f"Scratch memory: {', '.join(arrays)}.")
+        return self._lines
+
+    def _output_that_is(self, reduction: Reduction) -> str:
+        """An output that has this value and is the only one to need it."""
+        names = [name for name, source in self._kernel.outputs if source is reduction]
+        return f"{names[0]}[i]" if names and reduction.uses == 1 and reduction not in self._stored else ""
+
+    def _output(self, name: str, source: Source) -> None:
+        kernel, size = self._kernel, math.prod(source.shape)
+        if source in self._rows:
+            if self._rows[source] != f"{name}[i]":
+                self._lines.append(f"{name}[i] = {self._rows[source]}")
+        elif size == kernel.rows and _is_of_rows(source, kernel):
+            self._lines.append(f"{name}[i] = {self._line(source, 'i')}")
+        elif kernel.reductions and size == kernel.rows * kernel.length and kernel.has_each_once():
+            self._lines.append(f"for each k: {name}[j] = {self._line(source, 'j')}")
+        else:
+            raise _OtherRows
+
+    def _row(self, source: Source, name: str = "") -> str:
+        """The name of a value that each thread has one of, after its line."""
+        if source not in self._rows:
+            if isinstance(source, Reduction) and source.operand is not None:
+                text = f"{elements.REDUCTIONS[source.what]} over k of {self._line(source.operand.source, 'j', binds=1)}"
+            else:
+                text = self._line(source, "i")
+            self._rows[source] = name or f"{self._prefix}{next(self._numbers)}"
+            self._lines.append(f"{self._rows[source]} = {text}")
+        return self._rows[source]
+
+    def _line(self, source: Source, place: str, binds: int = 0) -> str:
+        """The right side of a line, with the elements that it has twice behind it."""
+        before = self._elements, self._needed, self._twice, self._through
+        counted: dict[Source, int] = {}
+        self._count_elements(source, counted)
+        self._elements, self._needed, self._through = {}, [], None
+        self._twice = {each for each, uses in counted.items() if uses > 1}
+        text, bound = self._value(elements.whole(source), place, is_line=True)
+        text = text if bound >= binds else f"({text})"
+        text += f", where {', '.join(self._needed)}" if self._needed else ""
+        self._elements, self._needed, self._twice, self._through = before
+        return text
+
+    def _count_elements(self, source: Source, counted: dict[Source, int]) -> None:
+        for operand in _operands(source) if isinstance(source, Elementwise) else []:
+            if isinstance(operand.source, Elementwise):
+                is_first = operand.source not in counted
+                counted[operand.source] = counted.get(operand.source, 0) + (2 if source.what == "square" else 1)
+                if is_first:
+                    self._count_elements(operand.source, counted)
+
+    def _operand(self, operand: Operand, place: str, dtype: torch.dtype) -> tuple[str, int]:
+        if not isinstance(operand, View):
+            return elements.number(operand, dtype)
+        return self._value(operand if self._through is None else elements.composed(self._through, operand), place)
+
+    def _expression(self, source: Elementwise, place: str) -> tuple[str, int]:
+        if source.what != "square":
+            return super()._expression(source, place)
+        text = elements.bound(*self._operand(source.operands[0], place, source.dtype), 6)
+        return f"{text} * {text}", 5
+
+    def _value(self, view: View, place: str, is_line: bool = False) -> tuple[str, int]:
+        """What a view has at a place, and how tightly its text binds."""
+        source, kernel = view.source, self._kernel
+        is_own = place == "i" and view.is_whole()
+        if source.name:
+            return f"{source.name}[{self._where(view, place)}]", 9
+        if is_own and source in self._rows:
+            return self._rows[source], 9
+        if _needs(source, kernel):
+            if place == "j" and math.prod(source.shape) == kernel.rows and kernel.is_row_of_place(view):
+                return self._row(source), 9
+            if isinstance(source, Reduction):
+                if not is_own:
+                    raise _OtherRows
+                return self._row(source), 9
+        elif (maker := self._maker(source)) is not None:
+            if source not in self._stored:
+                if not self._tries:
+                    maker.stored.append(source)
+                    self.is_stale = True
+                self._stored[source] = "s0"
+            return f"{self._stored[source]}[{self._where(view, place)}]", 9
+        if not isinstance(source, Elementwise):
+            raise _OtherRows
+        return self._element(source, view, place, is_line)
+
+    def _element(self, source: Elementwise, view: View, place: str, is_line: bool) -> tuple[str, int]:
+        factors = tuple(factor for factors in view.layout for factor in factors)
+        key = (source, None if view.is_whole() else factors)
+        if key in self._elements:
+            return self._elements[key], 9
+        before, self._through = self._through, None if view.is_whole() else view
+        text, binds = self._expression(source, place)
+        self._through = before
+        if is_line or not ((source in self._twice and len(text) > LONGEST_TWICE) or len(text) > elements.LONGEST_PART):
+            return text, binds
+        if place == "i" and view.is_whole():
+            return self._row(source), 9
+        name = f"v{len(self._needed) + 1}"
+        self._needed.append(f"{name} = {text}")
+        self._elements[key] = name
+        return name, 9
+
+    def _where(self, view: View, place: str) -> str:
+        """The index of a view's element at a place: shorter where it is that of the row, or that in the row."""
+        factors = [factor for factors in view.layout for factor in factors]
+        if place == "j":
+            if self._kernel.is_row_of_place(view):
+                return "i"
+            if self._kernel.is_place_in_row(view):
+                return "k"
+        return elements.index(factors, place)
+
+    def _maker(self, source: Source) -> Kernel | None:
+        """The kernel whose threads have one value of this each."""
+        earlier = [kernel for kernel in self._kernels[: self._kernels.index(self._kernel)] if _needs(source, kernel)]
+        size = math.prod(source.shape)
+        return earlier[-1] if earlier and size == earlier[-1].rows and _is_of_rows(source, earlier[-1]) else None
+
+
+def _needs(source: Source, kernel: Kernel) -> bool:
+    """Whether a value is computed from those of a kernel's rows."""
+    if source in kernel.reductions:
+        return True
+    return isinstance(source, Elementwise) and any(_needs(each.source, kernel) for each in _operands(source))
+
+
+def _is_of_rows(source: Source, kernel: Kernel) -> bool:
+    """Whether each thread can compute one of a value, from those of its own row."""
+    if isinstance(source, Reduction):
+        return source in kernel.reductions
+    needed = [operand for operand in _operands(source) if _needs(operand.source, kernel)]
+    return all(operand.is_whole() and _is_of_rows(operand.source, kernel) for operand in needed)
