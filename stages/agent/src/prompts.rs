@@ -336,13 +336,13 @@ mod tests {
         let with_steps = |steps: &str| Prompts::own().example("return torch.max(x, 1)[0]", steps);
         assert_eq!(with_steps("out[i] = x[i];  // i < 8"), Some("example"));
         assert_eq!(with_steps("Each thread has one i < 8."), Some("reduction"));
-        assert_eq!(with_steps("Scratch memory: float s1[8]."), Some("scratch"));
+        assert_eq!(with_steps("TASK_SCRATCH(8 * sizeof(float));"), Some("scratch"));
     }
 
     #[test]
     fn kernels_with_scratch_memory_begin_with_one_more_parameter() {
         let prefill = |prompts: &Prompts| {
-            let steps = "Scratch memory: float s1[8].".to_owned();
+            let steps = "TASK_SCRATCH(8 * sizeof(float));".to_owned();
             prompts.prefill("", &Contract { steps, ..contract() })
         };
         assert!(prefill(&Prompts::own()).unwrap().ends_with("kernel1(const float* x, float* out, void* scratch) {"));

@@ -15,6 +15,8 @@ LONGEST = 320
 """Characters of a line. Beyond it a forward has none."""
 LONGEST_PART = 100
 """Characters of an expression within another; a longer one has a line or a name of its own."""
+LONGEST_TWICE = 16
+"""Characters of an expression that is written out wherever it is used."""
 
 UNARY = {
     "abs": "fabs", "acos": "acos", "acosh": "acosh", "asin": "asin", "asinh": "asinh", "atan": "atan", "atanh": "atanh",
@@ -203,8 +205,11 @@ class Expressions:
             case "sign":
                 zero, text = number(0.0, dtype)[0], bound(*parts[0], 4)
                 return f"({text} > {zero}) - ({text} < {zero})", 4
-            case "isnan" | "isfinite" | "signbit" | "square":
+            case "isnan" | "isfinite" | "signbit":
                 return f"{source.what}({texts[0]})", 9
+            case "square":
+                text = bound(*parts[0], 6)
+                return f"{text} * {text}", 5
         raise NoSteps(source.what)
 
 

@@ -9,7 +9,8 @@ The places that a reduction goes over for one of its results are a row. Reductio
 computed of their results and elements, are one kernel. A reduction over other rows begins the next, which finds what it
 needs of the rows before it in scratch memory:
 
-    Scratch memory: float s1[2048].
+    Each kernel begins with float* s1 = (float*)scratch;
+    TASK_SCRATCH(2048 * sizeof(float));
     Kernel 1 of 2: each thread has one i < 2048. For each k < 64, j = i * 64 + k.
     t1 = maximum over k of x[j]
     s1[i] = t1
@@ -30,9 +31,8 @@ import elements
 from elements import Elementwise, Factor, NoSteps, Operand, Reduction, Source, View
 
 MOST_LINES = 30
+WHERE = ", where "
 MOST_KERNELS = 3
-LONGEST_TWICE = 16
-"""Characters of an element that is written out wherever a line has it."""
 PROBES = 200
 
 
@@ -198,6 +198,8 @@ class _Writer(elements.Expressions):
         self._needed: list[str] = []
         self._twice: set[Source] = set()
         stored = [source for kernel in kernels for source in kernel.stored]
+        # The widest first: each lies where its type may.
+        stored.sort(key=lambda source: -source.dtype.itemsize)
         self._stored = {source: f"s{number}" for number, source in enumerate(stored, 1)}
         self.is_stale = False
 
@@ -209,28 +211,28 @@ class _Writer(elements.Expressions):
             over = f" For each k < {kernel.length}, j = {kernel.place}." if kernel.reductions else ""
             self._lines.append(f"{begins} thread has one i < {kernel.rows}.{over}")
             for reduction in kernel.reductions:
-                self._row(reduction, self._output_that_is(reduction))
+                self._row(reduction)
             for source in kernel.stored:
                 self._lines.append(f"{self._stored[source]}[i] = {self._row(source)}")
             for name, source in kernel.outputs:
                 self._output(name, source)
-        if self._stored:
-            arrays = [
-                f"{elements.TYPES[each.dtype]} {name}[{math.prod(each.shape)}]" for each, name in self._stored.items()
-            ]
-            self._lines.insert(0, f"Scratch memory: {', '.join(arrays)}.")
+        self._lines[:0] = self._scratch()
         return self._lines
 
-    def _output_that_is(self, reduction: Reduction) -> str:
-        """An output that has this value and is the only one to need it."""
-        names = [name for name, source in self._kernel.outputs if source is reduction]
-        return f"{names[0]}[i]" if names and reduction.uses == 1 and reduction not in self._stored else ""
+    def _scratch(self) -> list[str]:
+        """How each kernel gets at the arrays in scratch memory, one behind the other, and how large that is."""
+        text, sizes, before = [], [], ""
+        for source, name in self._stored.items():
+            kind, count = elements.TYPES[source.dtype], math.prod(source.shape)
+            text.append(f"{kind}* {name} = ({kind}*){f'({before})' if before else 'scratch'};")
+            sizes.append(f"{count} * sizeof({kind})")
+            before = f"{name} + {count}"
+        return [f"Each kernel begins with {' '.join(text)}", f"TASK_SCRATCH({' + '.join(sizes)});"] if text else []
 
     def _output(self, name: str, source: Source) -> None:
         kernel, size = self._kernel, math.prod(source.shape)
         if source in self._rows:
-            if self._rows[source] != f"{name}[i]":
-                self._lines.append(f"{name}[i] = {self._rows[source]}")
+            self._lines.append(f"{name}[i] = {self._rows[source]}")
         elif size == kernel.rows and _is_of_rows(source, kernel):
             self._lines.append(f"{name}[i] = {self._line(source, 'i')}")
         elif kernel.reductions and size == kernel.rows * kernel.length and kernel.has_each_once():
@@ -238,16 +240,28 @@ class _Writer(elements.Expressions):
         else:
             raise _OtherRows
 
-    def _row(self, source: Source, name: str = "") -> str:
+    def _row(self, source: Source) -> str:
         """The name of a value that each thread has one of, after its line."""
         if source not in self._rows:
             if isinstance(source, Reduction) and source.operand is not None:
-                text = f"{elements.REDUCTIONS[source.what]} over k of {self._line(source.operand.source, 'j', binds=1)}"
+                text = self._reduction(source.what, source.operand.source)
             else:
                 text = self._line(source, "i")
-            self._rows[source] = name or f"{self._prefix}{next(self._numbers)}"
-            self._lines.append(f"{self._rows[source]} = {text}")
+            self._rows[source] = self._named(text)
         return self._rows[source]
+
+    def _named(self, text: str) -> str:
+        name = f"{self._prefix}{next(self._numbers)}"
+        self._lines.append(f"{name} = {text}")
+        return name
+
+    def _reduction(self, what: str, of: Source) -> str:
+        if (better := {"argmax": "maximum", "argmin": "minimum"}.get(what)) is None:
+            return f"{elements.REDUCTIONS[what]} over k of {self._line(of, 'j', binds=1)}"
+        best = self._named(f"{better} over k of {self._line(of, 'j', binds=1)}")
+        # The name goes behind the element and before what the element needs.
+        text, *needed = self._line(of, "j", binds=4).split(WHERE, 1)
+        return f"first k with {text} == {best}" + "".join(WHERE + each for each in needed)
 
     def _line(self, source: Source, place: str, binds: int = 0) -> str:
         """The right side of a line, with the elements that it has twice behind it."""
@@ -258,7 +272,7 @@ class _Writer(elements.Expressions):
         self._twice = {each for each, uses in counted.items() if uses > 1}
         text, bound = self._value(elements.whole(source), place, is_line=True)
         text = text if bound >= binds else f"({text})"
-        text += f", where {', '.join(self._needed)}" if self._needed else ""
+        text += WHERE + ", ".join(self._needed) if self._needed else ""
         self._elements, self._needed, self._twice, self._through = before
         return text
 
@@ -266,7 +280,7 @@ class _Writer(elements.Expressions):
         for operand in _operands(source) if isinstance(source, Elementwise) else []:
             if isinstance(operand.source, Elementwise):
                 is_first = operand.source not in counted
-                counted[operand.source] = counted.get(operand.source, 0) + (2 if source.what == "square" else 1)
+                counted[operand.source] = counted.get(operand.source, 0) + (2 if _is_square(source) else 1)
                 if is_first:
                     self._count_elements(operand.source, counted)
 
@@ -274,12 +288,6 @@ class _Writer(elements.Expressions):
         if not isinstance(operand, View):
             return elements.number(operand, dtype)
         return self._value(operand if self._through is None else elements.composed(self._through, operand), place)
-
-    def _expression(self, source: Elementwise, place: str) -> tuple[str, int]:
-        if source.what != "square":
-            return super()._expression(source, place)
-        text = elements.bound(*self._operand(source.operands[0], place, source.dtype), 6)
-        return f"{text} * {text}", 5
 
     def _value(self, view: View, place: str, is_line: bool = False) -> tuple[str, int]:
         """What a view has at a place, and how tightly its text binds."""
@@ -315,7 +323,9 @@ class _Writer(elements.Expressions):
         before, self._through = self._through, None if view.is_whole() else view
         text, binds = self._expression(source, place)
         self._through = before
-        if is_line or not ((source in self._twice and len(text) > LONGEST_TWICE) or len(text) > elements.LONGEST_PART):
+        if is_line or not (
+            (source in self._twice and len(text) > elements.LONGEST_TWICE) or len(text) > elements.LONGEST_PART
+        ):
             return text, binds
         if place == "i" and view.is_whole():
             return self._row(source), 9
@@ -339,6 +349,10 @@ class _Writer(elements.Expressions):
         earlier = [kernel for kernel in self._kernels[: self._kernels.index(self._kernel)] if _needs(source, kernel)]
         size = math.prod(source.shape)
         return earlier[-1] if earlier and size == earlier[-1].rows and _is_of_rows(source, earlier[-1]) else None
+
+
+def _is_square(source: Source) -> bool:
+    return isinstance(source, Elementwise) and source.what == "square"
 
 
 def _needs(source: Source, kernel: Kernel) -> bool:

@@ -249,7 +249,7 @@ class _Reader(Expressions):
             case Elementwise():
                 for operand in source.operands:
                     if isinstance(operand, View):
-                        operand.source.uses += 1
+                        operand.source.uses += 2 if source.what == "square" else 1
                         operand.source.needs_name |= not operand.is_whole()
                         self._count(operand.source, seen)
             case Reduction(operand=View() as operand):

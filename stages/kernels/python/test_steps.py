@@ -130,10 +130,12 @@ def of_elements(lines, kind):
 
 def of_kernels(lines, kind):
     """The statements of steps that are kernels with loops."""
-    first, *lines = lines if lines[0].startswith("Scratch memory: ") else ["", *lines]
-    for array in first.removeprefix("Scratch memory: ").removesuffix(".").split(", ") if first else []:
-        scratch, name, count = re.fullmatch(r"(.*) (\w+)\[(\d+)\]", array).groups()
-        yield f"auto {name} = std::vector<{scratch}>({count});"
+    begins = ""
+    if lines[0].startswith("Each kernel begins with "):
+        begins, size, *lines = lines
+        begins = begins.removeprefix("Each kernel begins with ")
+        size = size.removeprefix("TASK_SCRATCH(").removesuffix(");")
+        yield f"auto scratch_memory = std::vector<char>({size}); void* scratch = scratch_memory.data(); {begins}"
     is_open = False
     for line in lines:
         if (begins := KERNEL.fullmatch(line)) is not None:
@@ -145,11 +147,14 @@ def of_kernels(lines, kind):
         values = re.split(r", (?=v\d+ = )", where[0]) if where else []
         needed = " ".join(f"{kind} {value};" for value in values)
         left, right = text.split(" = ", 1)
-        declared = left if "[" in left else f"{'auto' if 'place k' in right or '(long' in right else kind} {left}"
+        declared = left if "[" in left else f"{'auto' if '(long' in right else kind} {left}"
         if left.startswith("for each k: "):
             target = left.removeprefix("for each k: ")
             loop = f"for (long long k = 0; k < {length}; k++)"
             yield f"{loop} {{ long long j = {place}; {needed} {target} = {right}; }}"
+        elif (first := re.fullmatch(r"first k with (.*)", right)) is not None:
+            found = f"{{ long long j = {place}; {needed} if ({first[1]}) return k; }}"
+            yield f"auto {left} = [&] {{ for (long long k = 0; k < {length}; k++) {found} return -1LL; }}();"
         elif REDUCTION.fullmatch(right) is None:
             assert not needed, "values of a row have lines of their own"
             yield f"{declared} = {right};"
@@ -175,7 +180,6 @@ HEAD = """
 #include <cmath>
 #include <vector>
 using namespace std;
-static double square(double v) { return v * v; }
 static float rsqrtf(float v) { return 1 / sqrtf(v); }
 """
 
@@ -218,7 +222,8 @@ def test_a_step_is_one_operator_or_several_on_the_same_element():
 
 def test_a_reduction_over_other_rows_is_another_kernel():
     assert lines(lambda x: F.softmax(torch.std(x, 1), 0), torch.randn(3, 4, 5)) == [
-        "Scratch memory: float s1[15].",
+        "Each kernel begins with float* s1 = (float*)scratch;",
+        "TASK_SCRATCH(15 * sizeof(float));",
         "Kernel 1 of 2: each thread has one i < 15. For each k < 4, j = i / 5 * 20 + i % 5 + k * 5.",
         "t1 = sum over k of x0[j]",
         "t2 = t1 / 4.0f",
@@ -239,6 +244,32 @@ def test_the_examples_of_the_prompts_have_their_steps(kind):
     exec((prompts / f"{kind}_task.py").read_text(), scope)
     said = steps.steps(scope["Model"](), ["x"], scope["get_inputs"](), ["out"])
     assert "\n".join(said) == (prompts / f"{kind}_steps.txt").read_text().strip()
+
+
+def test_a_place_is_where_the_extreme_is_and_an_output_has_a_line():
+    assert lines(lambda x: torch.argmax(torch.tanh(x) * 2, 1), torch.randn(3, 4)) == [
+        "Each thread has one i < 3. For each k < 4, j = i * 4 + k.",
+        "t1 = maximum over k of tanhf(x0[j]) * 2.0f",
+        "t2 = first k with tanhf(x0[j]) * 2.0f == t1",
+        "out[i] = t2",
+    ]
+    silu = lines(lambda x: torch.argmin(F.silu(torch.tanh(x) - 1), 0), torch.randn(3, 4))
+    assert silu[2] == "t2 = first k with v1 * 1.0f / (1.0f + expf(-v1)) == t1, where v1 = tanhf(x0[j]) - 1.0f"
+
+
+def test_arrays_in_scratch_memory_lie_one_behind_the_other():
+    both = lines(lambda x: F.softmax(x, 1).sum(0), torch.randn(3, 4))
+    assert both[:2] == [
+        "Each kernel begins with float* s1 = (float*)scratch; float* s2 = (float*)(s1 + 3);",
+        "TASK_SCRATCH(3 * sizeof(float) + 3 * sizeof(float));",
+    ]
+
+
+def test_a_square_is_a_product_of_what_has_a_name():
+    assert lines(lambda x: (torch.sin(x) + 1) ** 2, torch.randn(4)) == [
+        "t1[i] = sinf(x0[i]) + 1.0f;  // i < 4",
+        "out[i] = t1[i] * t1[i];  // i < 4",
+    ]
 
 
 def test_what_is_no_such_step_has_none():
