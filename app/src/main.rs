@@ -1,7 +1,10 @@
 //! The binary: the engine's commands, with the stage kinds of this workspace built in.
 
+mod check;
+mod doctor;
+
 use cuda_agent_builtin::{Builtin, Entry, Identity};
-use cuda_agent_cli::{self as cli, Builtins, Finding, Machine, RowView, StageCommand};
+use cuda_agent_cli::{self as cli, Builtins, RowView, StageCommand};
 use cuda_agent_engine::catalog::{Catalog, CatalogError, ProgramFiles};
 use cuda_agent_engine::digest::Digest;
 use cuda_agent_engine::execute::supervise;
@@ -26,28 +29,15 @@ fn main() -> std::process::ExitCode {
         let word = arguments.get(2).map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
         std::process::exit(cuda_agent_kernels::child(&word).into());
     }
-    cli::main(arguments, &Builtins { add, program, commands: COMMANDS, findings, views: VIEWS }).into()
+    cli::main(arguments, &Builtins { add, program, commands: COMMANDS, findings: doctor::findings, views: VIEWS })
+        .into()
 }
 
 /// The stage crates' commands.
-const COMMANDS: &[StageCommand] = &[StageCommand { command: cuda_agent_kernels::check::command, run: check }];
+const COMMANDS: &[StageCommand] = &[StageCommand { command: check::command, run: check::main }];
 
 /// Tables whose rows read better than column by column.
 const VIEWS: &[RowView] = &[RowView { port_type: PortType::Trajectories, text: cuda_agent_agent::show::episode }];
-
-fn check(matches: &clap::ArgMatches, machine: &Machine) -> u8 {
-    let Machine { python, gpus, cores, cache, json } = machine.clone();
-    let machine =
-        cuda_agent_kernels::check::Machine { python, gpus, cores, cache, json, print: cli::print, note: cli::note };
-    cuda_agent_kernels::check::main(matches, &machine)
-}
-
-fn findings(machine: &Machine) -> Vec<Finding> {
-    let found = cuda_agent_kernels::doctor::findings(&machine.python, &machine.cache).into_iter();
-    found
-        .map(|found| Finding { name: found.name, is_good: found.is_good, message: found.message, hint: found.hint })
-        .collect()
-}
 
 /// The kinds of every stage crate.
 fn builtin() -> impl Iterator<Item = Builtin> {

@@ -5,11 +5,9 @@
 pub mod backend;
 pub mod baseline;
 mod catalog;
-pub mod check;
 #[cfg(test)]
 mod claims_test;
 pub mod compile;
-pub mod doctor;
 pub mod evaluator;
 pub mod gate;
 pub mod header;

@@ -9,7 +9,7 @@ use super::recorder::GpuFacts;
 use super::toolkit::Toolkit;
 use super::*;
 use crate::candidate::{Candidate, Format};
-use crate::doctor::PARTS;
+use crate::compile::toolkit::PARTS;
 use crate::task::{Constant, DataType, TaskSpec, Tensor};
 
 /// The workers of the other tests are this test in a process of its own.

@@ -13,6 +13,28 @@ use serde::{Deserialize, Serialize};
 use super::headers::Headers;
 use crate::fault::EvaluatorError;
 
+/// A part of CUDA's headers: what it is called, how it is included, and a use of it in a kernel of one warp.
+pub const PARTS: [(&str, &str, &str); 3] = [
+    (
+        "mma.h",
+        "#include <mma.h>",
+        "nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float> tile;\n\
+         nvcuda::wmma::fill_fragment(tile, 1.0f);\n\
+         nvcuda::wmma::store_matrix_sync(out, tile, 16, nvcuda::wmma::mem_row_major);",
+    ),
+    (
+        "cooperative groups",
+        "#include <cooperative_groups.h>",
+        "auto block = cooperative_groups::this_thread_block();\nblock.sync();\nout[block.thread_rank()] += x[0];",
+    ),
+    (
+        "CUB",
+        "#include <cub/warp/warp_reduce.cuh>",
+        "__shared__ typename cub::WarpReduce<float>::TempStorage storage;\n\
+         out[0] += cub::WarpReduce<float>(storage).Sum(x[threadIdx.x]);",
+    ),
+];
+
 /// What a user is told to do about a missing piece.
 pub const HINT: &str = "`make venv` installs CUDA's compilers as wheels; or name a toolkit of CUDA 13 in CUDA_AGENT_CUDA, \
     or a Python that has the wheels in CUDA_AGENT_PYTHON";

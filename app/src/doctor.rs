@@ -6,56 +6,22 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::candidate::{Candidate, Format};
-use crate::child::walls::{self, Held};
-use crate::compile::CompileFailure;
-use crate::compile::cuda::{CudaCompiler, GpuTarget};
-use crate::compile::recorder::GpuFacts;
-use crate::compile::toolkit::Toolkit;
-use crate::fault::EvaluatorError;
-use crate::task::{DataType, TaskSpec, Tensor};
-
-/// What one check found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// What was checked, in a word.
-    pub name: &'static str,
-    /// Whether it works.
-    pub is_good: bool,
-    /// What works and what doesn't.
-    pub message: String,
-    /// What to do about it.
-    pub hint: Option<String>,
-}
-
-/// A part of CUDA's headers: what it is called, how it is included, and a use of it in a kernel of one warp.
-pub(crate) const PARTS: [(&str, &str, &str); 3] = [
-    (
-        "mma.h",
-        "#include <mma.h>",
-        "nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float> tile;\n\
-         nvcuda::wmma::fill_fragment(tile, 1.0f);\n\
-         nvcuda::wmma::store_matrix_sync(out, tile, 16, nvcuda::wmma::mem_row_major);",
-    ),
-    (
-        "cooperative groups",
-        "#include <cooperative_groups.h>",
-        "auto block = cooperative_groups::this_thread_block();\nblock.sync();\nout[block.thread_rank()] += x[0];",
-    ),
-    (
-        "CUB",
-        "#include <cub/warp/warp_reduce.cuh>",
-        "__shared__ typename cub::WarpReduce<float>::TempStorage storage;\n\
-         out[0] += cub::WarpReduce<float>(storage).Sum(x[threadIdx.x]);",
-    ),
-];
+use cuda_agent_cli::{Finding, Machine};
+use cuda_agent_kernels::candidate::{Candidate, Format};
+use cuda_agent_kernels::compile::CompileFailure;
+use cuda_agent_kernels::compile::cuda::{CudaCompiler, GpuTarget};
+use cuda_agent_kernels::compile::recorder::GpuFacts;
+use cuda_agent_kernels::compile::toolkit::{PARTS, Toolkit};
+use cuda_agent_kernels::fault::EvaluatorError;
+use cuda_agent_kernels::task::{DataType, TaskSpec, Tensor};
+use cuda_agent_sandbox::child::walls::{self, Held};
 
 /// Any that has tensor cores.
 const ARCHITECTURE: &str = "sm_90";
 
 /// All that is checked.
-pub fn findings(python: &Path, cache: &Path) -> Vec<Finding> {
-    let mut found = headers(python, cache);
+pub fn findings(machine: &Machine) -> Vec<Finding> {
+    let mut found = headers(&machine.python, &machine.cache);
     found.push(match walls::probe() {
         Ok(held) => around_programs(held),
         Err(error) => {

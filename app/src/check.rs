@@ -7,36 +7,19 @@ use std::time::{Duration, Instant};
 use clap::{ArgMatches, Args, FromArgMatches, ValueEnum};
 use serde_json::{Map, Value, json};
 
-use crate::baseline::Baseline;
-use crate::candidate::{Candidate, Format, without_byte_order_mark};
-use crate::evaluator::{Device, Evaluator, Settings, Setup, compiles, secret};
-use crate::fault::EvaluatorError;
-use crate::judgement::TaskError;
-use crate::reference::{Policy, Protocol, STEP_LIMIT, Task};
-use crate::reward::Scheme;
-use crate::verdict::{Outcome, Verdict};
+use cuda_agent_cli::{Machine, note, print};
+use cuda_agent_kernels::baseline::Baseline;
+use cuda_agent_kernels::candidate::{Candidate, Format, without_byte_order_mark};
+use cuda_agent_kernels::evaluator::{Device, Evaluator, Settings, Setup, compiles, secret};
+use cuda_agent_kernels::fault::EvaluatorError;
+use cuda_agent_kernels::header::task_header;
+use cuda_agent_kernels::judgement::TaskError;
+use cuda_agent_kernels::reference::{Policy, Protocol, STEP_LIMIT, Task};
+use cuda_agent_kernels::reward::Scheme;
+use cuda_agent_kernels::verdict::{Outcome, Verdict};
 
 /// Of one step of a task, where somebody waits for it and nothing is tuned.
 const IMPATIENT_STEP_LIMIT: Duration = Duration::from_secs(120);
-
-/// What the engine knows of the machine.
-#[derive(Clone, Debug)]
-pub struct Machine {
-    /// An interpreter with torch.
-    pub python: PathBuf,
-    /// GPUs by UUID.
-    pub gpus: Vec<String>,
-    /// CPU cores.
-    pub cores: usize,
-    /// For what can be made again.
-    pub cache: PathBuf,
-    /// Print JSON.
-    pub json: bool,
-    /// Writes to standard output, whoever reads it.
-    pub print: fn(&str),
-    /// Writes a line to standard error, likewise.
-    pub note: fn(&str),
-}
 
 /// Judge a CUDA kernel against a PyTorch model: right or wrong, and how much faster
 #[derive(Args, Debug)]
@@ -144,13 +127,13 @@ pub fn main(matches: &ArgMatches, machine: &Machine) -> u8 {
         Ok(exit) => exit,
         Err(refused) if machine.json => {
             let error = json!({ "error": { "message": refused.message, "hint": refused.hint } });
-            (machine.print)(&format!("{error}\n"));
+            print(&format!("{error}\n"));
             refused.exit
         }
         Err(refused) => {
-            (machine.note)(&format!("error: {}", refused.message));
+            note(&format!("error: {}", refused.message));
             if let Some(hint) = refused.hint {
-                (machine.note)(&format!("  hint: {hint}"));
+                note(&format!("  hint: {hint}"));
             }
             refused.exit
         }
@@ -176,12 +159,12 @@ fn run(options: &Options, machine: &Machine) -> Result<u8, Refused> {
     };
     let evaluator = Evaluator::new(&setup)?;
     if options.header {
-        return header(&evaluator, &task, machine);
+        return header(&evaluator, &task);
     }
     let candidate = candidate.expect("clap demands it without --header");
     let seed = options.seed.map_or_else(secret, Ok)?;
     let verdict = {
-        let _signs = SignsOfLife::begin(&device, machine.note);
+        let _signs = SignsOfLife::begin(&device, note);
         evaluator.evaluate(&task, &candidate, seed, &settings)?
     };
     report(&verdict, &task, &candidate, machine);
@@ -248,7 +231,7 @@ fn exit(verdict: &Verdict) -> u8 {
 fn report(verdict: &Verdict, task: &Task, candidate: &Candidate, machine: &Machine) {
     if machine.json {
         let json = serde_json::to_string_pretty(verdict).expect("plain data");
-        return (machine.print)(&format!("{json}\n"));
+        return print(&format!("{json}\n"));
     }
     let model = verdict.device.as_ref().map(|device| format!(" on {}", device.name)).unwrap_or_default();
     let subject = if verdict.outcome == Outcome::TaskError { &task.name } else { &candidate.name };
@@ -260,13 +243,13 @@ fn report(verdict: &Verdict, task: &Task, candidate: &Candidate, machine: &Machi
         let (inputs, seed) = (verdict.inputs, &verdict.seed);
         text += &format!("  inputs     {inputs} of seed {seed} (`--seed` draws them again)\n");
     }
-    (machine.print)(&text);
+    print(&text);
 }
 
-fn header(evaluator: &Evaluator, task: &Task, machine: &Machine) -> Result<u8, Refused> {
+fn header(evaluator: &Evaluator, task: &Task) -> Result<u8, Refused> {
     match evaluator.describe(task)? {
         Ok(described) => {
-            (machine.print)(&crate::header::task_header(&described.spec));
+            print(&task_header(&described.spec));
             Ok(0)
         }
         Err(TaskError { line: Some(line), message, .. }) => {
@@ -318,7 +301,7 @@ fn device(options: &Options, machine: &Machine) -> Result<Device, Refused> {
         }),
         (None, None) => {
             if !options.header {
-                (machine.note)("no GPU: judged on the CPU device, right or wrong, without times");
+                note("no GPU: judged on the CPU device, right or wrong, without times");
             }
             Ok(Device::Cpu)
         }
