@@ -48,7 +48,7 @@ const ARROWS: [(&str, &[&str]); 11] = [
     ("cuda-agent-kernels", &["builtin", "emulator", "protocol", "sandbox"]),
     ("cuda-agent-agent", &["builtin", "kernels", "protocol"]),
     ("cuda-agent-train", &["agent", "builtin", "kernels", "protocol"]),
-    ("cuda-agent", &["agent", "builtin", "cli", "engine", "kernels", "ops", "protocol", "train"]),
+    ("cuda-agent", &["agent", "builtin", "cli", "engine", "kernels", "ops", "protocol", "sandbox", "train"]),
 ];
 
 #[derive(serde::Deserialize)]
