@@ -280,6 +280,13 @@ async fn tags_pins_leases_and_announcements() {
             for (key, generation) in [(keys[0], 2), (keys[0], 3), (keys[4], 2)] {
                 server.tier().overwrite(&format!("v1/replaced/{key}-{generation:08}"), &b"{}"[..]).await.unwrap();
             }
+            for run in [&live, &run_id(1, 1)] {
+                for folder in ["work", "work-failed"] {
+                    let name = format!("v1/{folder}/gpu/{}-{run}-1", keys[0]);
+                    server.tier().overwrite(&name, &b"{}"[..]).await.unwrap();
+                }
+            }
+            store.put_worker("gpu", &run_id(2, 1), "{}".into()).await.unwrap();
             for pipeline in ["p", "gone"] {
                 server.tier().overwrite(&format!("v1/hints/{pipeline}/{}", Digest([9; 32])), &b"{}"[..]).await.unwrap();
             }
@@ -287,10 +294,12 @@ async fn tags_pins_leases_and_announcements() {
         .await;
     store.put_tag("name", "v2", &Tag { key: keys[3], output: "out".into() }).await.unwrap();
     store.put_segment(&Digest([5; 32]), 1, vec![50].into()).await.unwrap();
+    store.put_worker("gpu", &run_id(2, 2), "{}".into()).await.unwrap();
     let before = server.names().await;
     condemn(&server, &policy()).await;
     server.pass(DAY + HOUR);
     run(&store, &live, "other", "running", &[], &[]).await;
+    store.put_worker("gpu", &run_id(2, 2), "{}".into()).await.unwrap();
     delete(&server, &policy()).await;
     let after = server.names().await;
     for (number, key) in keys.iter().enumerate() {
@@ -305,12 +314,16 @@ async fn tags_pins_leases_and_announcements() {
     let segment = format!("00000000-{}.parquet", Digest::of_bytes(&[6]));
     assert_eq!(gone("rows"), [segment].into());
     assert_eq!(gone("replaced"), [format!("{}-00000002", keys[0]), format!("{}-00000002", keys[4])].into());
+    // What a run announced that has ended, and what a worker reported that is gone.
+    let announced = format!("{}-{}-1", keys[0], run_id(1, 1));
+    assert_eq!([gone("work"), gone("work-failed")], [[announced.clone()].into(), [announced].into()]);
+    assert_eq!(gone("workers"), [run_id(2, 1)].into());
     assert!(!after.contains(&format!("v1/hints/gone/{}", Digest([9; 32]))));
     assert!(after.contains(&format!("v1/hints/p/{}", Digest([9; 32]))));
     assert_whole(&store).await;
 }
 
-const FOREIGN: [&str; 14] = [
+const FOREIGN: [&str; 16] = [
     "README",
     "v2/blobs/ab/x",
     "v1/note.txt",
@@ -325,6 +338,8 @@ const FOREIGN: [&str; 14] = [
     "v1/logs/README/x.log",
     "v1/hints/p/README",
     "v1/leases/README",
+    "v1/work/gpu/README",
+    "v1/workers/gpu/README",
 ];
 
 #[tokio::test]

@@ -35,9 +35,21 @@ impl<'t> Collector<'t> {
         now: f64,
         condemned: Option<HashMap<String, i64>>,
     ) -> Result<Self, StoreError> {
-        let mut objects =
-            list(tier, &["blobs", "rows", "records", "checkpoints", "logs", "hints", "replaced", "leases", "gc"])
-                .await?;
+        const FOLDERS: [&str; 12] = [
+            "blobs",
+            "rows",
+            "records",
+            "checkpoints",
+            "logs",
+            "hints",
+            "replaced",
+            "leases",
+            "work",
+            "work-failed",
+            "workers",
+            "gc",
+        ];
+        let mut objects = list(tier, &FOLDERS).await?;
         objects.extend(list(tier, &["runs"]).await?);
         let is_old_lease = |object: &&Object| matches!(object.what, What::Lease(_)) && now - object.modified >= LEASE;
         let reading = objects.iter().filter(is_old_lease).map(|object| async move {
@@ -116,7 +128,8 @@ impl<'t> Collector<'t> {
         garbage = self.look_again().await?;
         self.remove_files(of_class(&garbage, |what| matches!(what, What::Blob(_) | What::Rows(..)))).await?;
         self.remove(of_class(&garbage, |what| {
-            matches!(what, What::Log(_) | What::Replaced(..) | What::Lease(_) | What::Clock)
+            use What::{Clock, Lease, Log, Replaced, Work, Worker};
+            matches!(what, Log(_) | Replaced(..) | Lease(_) | Work(_) | Worker | Clock)
         }))
         .await?;
         announce(self.tier, self.world.now, report(&self.deleted, true)).await?;

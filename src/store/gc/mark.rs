@@ -250,7 +250,7 @@ impl World {
             blobs.extend(named.get(&object.name).into_iter().flat_map(|named| &named.blobs));
         }
         let records: HashSet<&str> = records.iter().map(|object| object.name.as_str()).collect();
-        let announced = self.newest_announced();
+        let (announced, live) = (self.newest_announced(), self.live());
         let is_marked = |object: &Object| match &object.what {
             What::Run(run) | What::Log(run) => reached.runs.contains(run.as_str()),
             What::Record(..) => records.contains(object.name.as_str()),
@@ -259,7 +259,8 @@ impl World {
             What::Hint(pipeline) => reached.pipelines.contains(pipeline.as_str()),
             What::Replaced(key, generation) => keys.contains(key) && announced.get(key) == Some(generation),
             What::Lease(_) => reached.leases.contains(object.name.as_str()),
-            What::Clock => false,
+            What::Work(run) => live.contains(run),
+            What::Worker | What::Clock => false,
         };
         let mut garbage = Garbage::default();
         for object in &self.objects {
@@ -278,7 +279,7 @@ impl World {
         unreadable.sort_unstable();
         unreadable.dedup();
         garbage.unreadable = unreadable;
-        garbage.live = self.live();
+        garbage.live = live;
         garbage
     }
 

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::CLOCK;
 use crate::digest::Digest;
 use crate::store::tier::{Meta, Tier};
+use crate::store::work::WorkName;
 use crate::store::{CONCURRENT, CheckpointName, LAYOUT, SegmentName, StoreError, blob_name, record_name, segment_name};
 
 /// What objects are counted as.
@@ -24,7 +25,7 @@ pub enum Class {
     Rows,
     /// What runs printed.
     Logs,
-    /// Hints, leases, announcements.
+    /// Hints, leases, announcements, workers' reports.
     Other,
 }
 
@@ -79,6 +80,10 @@ pub enum What {
     Replaced(Digest, u32),
     /// On a key or a base key, or a probe.
     Lease(Option<Digest>),
+    /// A run's announcement to workers, or how an attempt of one failed.
+    Work(String),
+    /// A worker's report.
+    Worker,
     /// Left behind while asking for the time.
     Clock,
 }
@@ -113,6 +118,8 @@ impl What {
                 Self::Replaced(key.parse().ok()?, generation.parse().ok()?)
             }
             "leases" => Self::Lease(leased(rest)?),
+            "work" | "work-failed" => Self::Work(WorkName::parse(rest.split_once('/')?.1)?.run),
+            "workers" => rest.split_once('/').filter(|(_, id)| is_run_id(id)).map(|_| Self::Worker)?,
             "gc" => rest.starts_with(CLOCK).then_some(Self::Clock)?,
             _ => return None,
         };
@@ -127,8 +134,8 @@ impl What {
             Self::Rows(base, segment) => name == segment_name(base, segment),
             Self::Checkpoint(base, checkpoint) => name == checkpoint.of(base),
             Self::Replaced(key, generation) => name == format!("{LAYOUT}/replaced/{key}-{generation:08}"),
-            Self::Run(run) | Self::Log(run) => is_run_id(run),
-            Self::Hint(_) | Self::Lease(_) | Self::Clock => true,
+            Self::Run(run) | Self::Log(run) | Self::Work(run) => is_run_id(run),
+            Self::Hint(_) | Self::Lease(_) | Self::Worker | Self::Clock => true,
         }
     }
 
@@ -211,6 +218,7 @@ pub(in crate::store) async fn list(tier: &Tier, folders: &[&str]) -> Result<Vec<
 mod tests {
     use super::*;
 
+    const RUN: &str = "20260131T235959.123Z-abcdef";
     const DIGEST: &str = "ab00000000000000000000000000000000000000000000000000000000000000";
 
     #[test]
@@ -237,6 +245,9 @@ mod tests {
             (format!("v1/leases/{DIGEST}-0-63.12"), What::Lease(Some(digest))),
             ("v1/leases/probe-x".into(), What::Lease(None)),
             ("v1/gc/clock-x".into(), What::Clock),
+            (format!("v1/work/gpu/{DIGEST}-{RUN}-1"), What::Work(RUN.into())),
+            (format!("v1/work-failed/gpu/{DIGEST}-{RUN}-12"), What::Work(RUN.into())),
+            (format!("v1/workers/gpu/{RUN}"), What::Worker),
         ] {
             assert_eq!(What::of(&name), Some(what), "{name}");
         }
@@ -255,6 +266,11 @@ mod tests {
             "v1/logs/20260131T235959.123Z-abcdef".into(),
             "v1/tags/a/b".into(),
             "v1/pins/20260131T235959.123Z-abcdef".into(),
+            format!("v1/work/{DIGEST}-{RUN}-1"),
+            format!("v1/work/gpu/{DIGEST}-{RUN}"),
+            format!("v1/work/gpu/{DIGEST}-a-1"),
+            "v1/workers/README".into(),
+            "v1/workers/gpu/README".into(),
             "v1/gc/deleted-x".into(),
             "v1/gc/condemned-x".into(),
         ] {
