@@ -5,6 +5,7 @@
 //! | `system.md` | the system's message; left out where it is empty | |
 //! | `task.md` | the request for a candidate | `{code}` `{contract}` `{parameters}` `{steps}` |
 //! | `steps.md` | what stands for `{steps}` in it, where the task has steps | `{lines}` |
+//! | `loops.md` | the same where the steps are a thread's, with loops | `{lines}` |
 //! | `prefill.md` | how the assistant's answer begins; empty for no prefill | `{code}` `{contract}` `{parameters}` |
 //! | `repair.md` | the request for a revision | `{verdict}` `{outcome}` |
 //! | `example_task.py`, `example_contract.h`, `example_steps.txt`, `example_answer.md` | a task, its contract, its steps, and the answer to it: the first exchange of each conversation. Left out where the answer is empty | |
@@ -41,10 +42,14 @@ macro_rules! of_kind {
     };
 }
 
-const FILES: [File; 31] = [
+/// What steps say that are a thread's (`loops.py`).
+const OF_A_THREAD: &str = "ach thread has one i < ";
+
+const FILES: [File; 32] = [
     File { name: "system.md", text: include_str!("../prompts/system.md"), needed: &[] },
     File { name: "task.md", text: include_str!("../prompts/task.md"), needed: &["code", "contract"] },
     File { name: "steps.md", text: include_str!("../prompts/steps.md"), needed: &["lines"] },
+    File { name: "loops.md", text: include_str!("../prompts/loops.md"), needed: &["lines"] },
     File { name: "prefill.md", text: include_str!("../prompts/prefill.md"), needed: &[] },
     File { name: "repair.md", text: include_str!("../prompts/repair.md"), needed: &["verdict"] },
     File { name: "example_task.py", text: include_str!("../prompts/example_task.py"), needed: &[] },
@@ -205,7 +210,9 @@ impl Prompts {
     /// How an answer begins.
     pub fn prefill(&self, code: &str, contract: &Contract) -> Option<String> {
         let has_scratch = self.kinds(code, &contract.steps).any(|kind| kind == "scratch");
-        let own = has_scratch && !self.files["scratch_prefill.md"].is_empty();
+        // Without the steps a parameter for scratch memory would have no reason.
+        let tells_steps = self.files["task.md"].contains("{steps}");
+        let own = has_scratch && tells_steps && !self.files["scratch_prefill.md"].is_empty();
         let file = if own { "scratch_prefill.md" } else { "prefill.md" };
         // Servers refuse a prefill that ends in white space.
         let text = self.fill(file, code, contract).trim_end().to_owned();
@@ -221,7 +228,10 @@ impl Prompts {
     fn fill(&self, file: &str, code: &str, contract: &Contract) -> String {
         let steps = match contract.steps.trim() {
             "" => String::new(),
-            lines => fill(&self.files["steps.md"], &[("lines", lines)]),
+            lines => {
+                let file = if lines.contains(OF_A_THREAD) { "loops.md" } else { "steps.md" };
+                fill(&self.files[file], &[("lines", lines)])
+            }
         };
         let places = [
             ("code", code.trim()),
@@ -349,6 +359,21 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("prefill.md"), "Mine, {parameters}").unwrap();
         assert_eq!(prefill(&Prompts::with(folder.path()).unwrap()).unwrap(), "Mine, const float* x, float* out");
+        std::fs::remove_file(folder.path().join("prefill.md")).unwrap();
+        std::fs::write(folder.path().join("task.md"), "{code} {contract}").unwrap();
+        assert!(
+            prefill(&Prompts::with(folder.path()).unwrap()).unwrap().ends_with("compute(const float* x, float* out) {")
+        );
+    }
+
+    #[test]
+    fn steps_with_loops_have_words_of_their_own() {
+        let request = |steps: &str| {
+            let contract = Contract { steps: steps.to_owned(), ..contract() };
+            Prompts::own().opening("c", &contract).pop().unwrap().content
+        };
+        assert!(request("out[i] = x[i];  // i < 8").contains("one i of the last line"));
+        assert!(request("Each thread has one i < 8. For each k < 4, j = i * 4 + k.").contains("lines of one thread"));
     }
 
     #[test]

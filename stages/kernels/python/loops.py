@@ -200,6 +200,8 @@ class _Writer(elements.Expressions):
         stored = [source for kernel in kernels for source in kernel.stored]
         # The widest first: each lies where its type may.
         stored.sort(key=lambda source: -source.dtype.itemsize)
+        self._direct: dict[Source, frozenset[Reduction]] = {}
+        self._of_rows: dict[tuple[Source, int], bool] = {}
         self._stored = {source: f"s{number}" for number, source in enumerate(stored, 1)}
         self.is_stale = False
 
@@ -233,7 +235,7 @@ class _Writer(elements.Expressions):
         kernel, size = self._kernel, math.prod(source.shape)
         if source in self._rows:
             self._lines.append(f"{name}[i] = {self._rows[source]}")
-        elif size == kernel.rows and _is_of_rows(source, kernel):
+        elif size == kernel.rows and self._is_of_rows(source, kernel):
             self._lines.append(f"{name}[i] = {self._line(source, 'i')}")
         elif kernel.reductions and size == kernel.rows * kernel.length and kernel.has_each_once():
             self._lines.append(f"for each k: {name}[j] = {self._line(source, 'j')}")
@@ -259,8 +261,11 @@ class _Writer(elements.Expressions):
         if (better := {"argmax": "maximum", "argmin": "minimum"}.get(what)) is None:
             return f"{elements.REDUCTIONS[what]} over k of {self._line(of, 'j', binds=1)}"
         best = self._named(f"{better} over k of {self._line(of, 'j', binds=1)}")
-        # The name goes behind the element and before what the element needs.
+        # The best goes behind the element and before what the element needs. What is computed in a double, as of a sum,
+        # was rounded when it became the best.
         text, *needed = self._line(of, "j", binds=4).split(WHERE, 1)
+        if of.dtype == torch.float32 and not of.name:
+            text = f"(float)({text})"
         return f"first k with {text} == {best}" + "".join(WHERE + each for each in needed)
 
     def _line(self, source: Source, place: str, binds: int = 0) -> str:
@@ -297,7 +302,7 @@ class _Writer(elements.Expressions):
             return f"{source.name}[{self._where(view, place)}]", 9
         if is_own and source in self._rows:
             return self._rows[source], 9
-        if _needs(source, kernel):
+        if self._needs(source, kernel):
             if place == "j" and math.prod(source.shape) == kernel.rows and kernel.is_row_of_place(view):
                 return self._row(source), 9
             if isinstance(source, Reduction):
@@ -337,6 +342,8 @@ class _Writer(elements.Expressions):
     def _where(self, view: View, place: str) -> str:
         """The index of a view's element at a place: shorter where it is that of the row, or that in the row."""
         factors = [factor for factors in view.layout for factor in factors]
+        if view.is_whole():
+            return place
         if place == "j":
             if self._kernel.is_row_of_place(view):
                 return "i"
@@ -344,27 +351,38 @@ class _Writer(elements.Expressions):
                 return "k"
         return elements.index(factors, place)
 
+    def _reductions_of(self, source: Source) -> frozenset[Reduction]:
+        """Those that its elements are computed from, themselves and not by way of others. Each source is asked once: in
+        a forward that uses its values twice the ways to one of them are many."""
+        if isinstance(source, Reduction):
+            return frozenset([source])
+        if source not in self._direct:
+            of_operands = [self._reductions_of(operand.source) for operand in _operands(source)]
+            self._direct[source] = frozenset().union(*of_operands)
+        return self._direct[source]
+
+    def _needs(self, source: Source, kernel: Kernel) -> bool:
+        """Whether a value is computed from those of a kernel's rows."""
+        return not self._reductions_of(source).isdisjoint(kernel.reductions)
+
+    def _is_of_rows(self, source: Source, kernel: Kernel) -> bool:
+        """Whether each thread can compute one of a value, from those of its own row."""
+        if isinstance(source, Reduction):
+            return source in kernel.reductions
+        key = (source, id(kernel))
+        if key not in self._of_rows:
+            needed = [operand for operand in _operands(source) if self._needs(operand.source, kernel)]
+            self._of_rows[key] = all(each.is_whole() and self._is_of_rows(each.source, kernel) for each in needed)
+        return self._of_rows[key]
+
     def _maker(self, source: Source) -> Kernel | None:
         """The kernel whose threads have one value of this each."""
-        earlier = [kernel for kernel in self._kernels[: self._kernels.index(self._kernel)] if _needs(source, kernel)]
+        earlier = [
+            kernel for kernel in self._kernels[: self._kernels.index(self._kernel)] if self._needs(source, kernel)
+        ]
         size = math.prod(source.shape)
-        return earlier[-1] if earlier and size == earlier[-1].rows and _is_of_rows(source, earlier[-1]) else None
+        return earlier[-1] if earlier and size == earlier[-1].rows and self._is_of_rows(source, earlier[-1]) else None
 
 
 def _is_square(source: Source) -> bool:
     return isinstance(source, Elementwise) and source.what == "square"
-
-
-def _needs(source: Source, kernel: Kernel) -> bool:
-    """Whether a value is computed from those of a kernel's rows."""
-    if source in kernel.reductions:
-        return True
-    return isinstance(source, Elementwise) and any(_needs(each.source, kernel) for each in _operands(source))
-
-
-def _is_of_rows(source: Source, kernel: Kernel) -> bool:
-    """Whether each thread can compute one of a value, from those of its own row."""
-    if isinstance(source, Reduction):
-        return source in kernel.reductions
-    needed = [operand for operand in _operands(source) if _needs(operand.source, kernel)]
-    return all(operand.is_whole() and _is_of_rows(operand.source, kernel) for operand in needed)

@@ -29,6 +29,7 @@ from elements import (
     LONGEST_PART,
     OTHERS,
     REDUCTIONS,
+    TYPES,
     UNARY,
     Elementwise,
     Expressions,
@@ -44,7 +45,7 @@ from elements import (
     number,
     others,
     whole,
-)  # fmt: skip
+)
 
 MOST_STEPS = 24
 """Beyond it there are none."""
@@ -99,6 +100,8 @@ class _Reader(Expressions):
         for node in graph.graph.nodes:
             if node.op == "placeholder":
                 value = node.meta["val"]
+                if value.dtype not in TYPES:
+                    raise NoSteps("a type")
                 self._values[node] = whole(Source(tuple(value.shape), value.dtype, name=next(self._names)))
             elif node.op == "call_function":
                 self._values[node] = self._call(node)
@@ -142,7 +145,7 @@ class _Reader(Expressions):
     def _call(self, node: Any) -> Any:
         if node.target is operator.getitem:
             return self._values[node.args[0]][node.args[1]]
-        name = node.target.name().split("::")[1].split(".")[0]
+        name = _name(node)
         arguments = [self._argument(each) for each in node.args]
         named = {key: self._argument(value) for key, value in node.kwargs.items()}
         value = node.meta.get("val")
@@ -166,9 +169,13 @@ class _Reader(Expressions):
         return self._values[value] if isinstance(value, torch.fx.Node) else value
 
     def _copied(self, node: Any, arguments: list[Any]) -> View:
-        """A value in the place of another, which must be the trace's own: an input that changes is no step."""
-        if node.args[0].op == "placeholder":
+        """A value in the place of another, which must be the trace's own and seen by nobody else: an input that changes
+        is no step."""
+        place = node.args[0]
+        if place.op == "placeholder" or any(map(_is_view, [place, *place.users])):
             raise NoSteps("copy_")
+        if place.meta["val"].dtype != node.args[1].meta["val"].dtype:
+            raise NoSteps("copy_ to another type")
         self._values[node.args[0]] = arguments[1]
         return arguments[1]
 
@@ -208,13 +215,17 @@ class _Reader(Expressions):
     def _elementwise(self, name: str, operands: list[Any], shape: tuple[int, ...], dtype: torch.dtype) -> Any:
         if name == "convert_element_type":
             source = self._view(operands[0])
-            if source.source.dtype == dtype or (dtype.is_floating_point and source.source.dtype.is_floating_point):
+            if source.source.dtype == dtype:
                 return source
+            if dtype not in TYPES or (dtype.is_floating_point and source.source.dtype.is_floating_point):
+                raise NoSteps("rounded to another type")
             operands = [source]
         operands = [self._as_element(each, shape) for each in operands if not isinstance(each, torch.dtype)]
         name, operands = _simplified(name, operands)
         if name == "same":
             return operands[0]
+        if (name.startswith("bitwise_") and dtype != torch.bool) or (name == "add" and dtype == torch.bool):
+            raise NoSteps("whole numbers as bits, or a sum of truth values")
         if not any(name in each for each in (UNARY, BINARY, INFIX, OTHERS)):
             raise NoSteps(name)
         numbers = [each for each in operands if not isinstance(each, View)]
@@ -304,6 +315,15 @@ class _Reader(Expressions):
         self._write(source)
         where = index([factor for factors in operand.layout for factor in factors], place)
         return f"{source.name}[{where}]", 9
+
+
+def _is_view(node: Any) -> bool:
+    return node.op == "call_function" and node.target is not operator.getitem and _name(node) in VIEWS
+
+
+def _name(node: Any) -> str:
+    """An operator's name: `add` of `aten::add.Tensor`."""
+    return node.target.name().split("::")[1].split(".")[0]
 
 
 def _kept_shape(shape: Sequence[int], over: Sequence[int]) -> list[int]:

@@ -7,6 +7,7 @@ that by name: random numbers, shapes that depend on data, outputs that are no te
 import contextlib
 import inspect
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -403,6 +404,9 @@ class Task:
         names = [f"${place}" for place in range(read + len(self.output_names))]
         called = [name for name, *_ in self.read_tensors() + self.written_tensors()]
         prefix = "step" if any(name[:1] == "t" and name[1:].isdigit() for name in called) else "t"
+        if any(re.fullmatch(r"[ijk]|[sv]\d+", name) for name in called):
+            # Names that steps have for something else.
+            return []
         with self.running():
             return steps.steps(self.model, names[:read], values, names[read:], prefix)
 

@@ -5,6 +5,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -90,6 +91,9 @@ CASES = {
     "argmin_of_rows": (Of(lambda x: torch.argmin(F.mish(x), 1).float(), lambda x: F.log_softmax(x, 1)), IMAGES),
     "transposed_rows": (Of(lambda x: x.mean(2).transpose(1, 2).softmax(-1)), IMAGES),
     "three": (Of(lambda x: x.std(3), lambda x: x.softmax(1), lambda x: x.norm(dim=2)), IMAGES),
+    "one_row": (Of(lambda x: F.softmax(x.reshape(-1), 0)), ROWS),
+    "one_number": (Of(lambda x: (x - x.mean()).square().mean().sqrt() + x.std()), ROWS),
+    "argmax_of_softmax": (Of(lambda x: F.softmax(x, 1), lambda x: torch.argmax(x, 1)), ROWS),
     "double": (Of(lambda x: torch.log1p(torch.exp(x)) ** 3 + 1e-9), [ROWS[0].double()]),
 }
 LINE = re.compile(r"(\w+)\[i\] = (.*);  // i < (\d+)")
@@ -160,6 +164,8 @@ def of_kernels(lines, kind):
             yield f"{declared} = {right};"
         else:
             before, result = reduced(right, length, place, needed)
+            # As the examples of the prompts have it.
+            declared = f"double {left}" if right.startswith("sum") else declared
             yield f"{declared} = [&] {{ {before} return {result}; }}();"
     yield "}"
 
@@ -250,11 +256,11 @@ def test_a_place_is_where_the_extreme_is_and_an_output_has_a_line():
     assert lines(lambda x: torch.argmax(torch.tanh(x) * 2, 1), torch.randn(3, 4)) == [
         "Each thread has one i < 3. For each k < 4, j = i * 4 + k.",
         "t1 = maximum over k of tanhf(x0[j]) * 2.0f",
-        "t2 = first k with tanhf(x0[j]) * 2.0f == t1",
+        "t2 = first k with (float)(tanhf(x0[j]) * 2.0f) == t1",
         "out[i] = t2",
     ]
     silu = lines(lambda x: torch.argmin(F.silu(torch.tanh(x) - 1), 0), torch.randn(3, 4))
-    assert silu[2] == "t2 = first k with v1 * 1.0f / (1.0f + expf(-v1)) == t1, where v1 = tanhf(x0[j]) - 1.0f"
+    assert silu[2] == "t2 = first k with (float)(v1 * 1.0f / (1.0f + expf(-v1))) == t1, where v1 = tanhf(x0[j]) - 1.0f"
 
 
 def test_arrays_in_scratch_memory_lie_one_behind_the_other():
@@ -285,3 +291,38 @@ def test_what_is_no_such_step_has_none():
         assert lines(function, square, square) == []
     assert lines(lambda x: [x := torch.tanh(x) + x for _ in range(40)][-1], square) == [], "too many"
     assert lines(lambda x: x.add_(1), square) == [], "an input that changes"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: [z := x + 1, z.view(2, 8).mul_(2), z.sum(1)][-1],
+        lambda x: [z := x + 1, w := z.view(2, 8), z.mul_(2), w.sum(1)][-1],
+        lambda x: [z := torch.zeros(4, 4, dtype=torch.int32), z.copy_(x * 10), z.sum(1)][-1],
+        lambda x: (x * 10).int() & 3,
+        lambda x: ((x > 0) + (x > 1)).float(),
+        lambda x: x.half().float() * 2,
+        lambda x: torch.exp(x.double()),
+    ],
+)
+def test_what_would_be_said_wrongly_is_not_said(function):
+    assert lines(function, torch.randn(4, 4)) == []
+
+
+def test_values_that_are_used_twice_again_and_again_take_no_time():
+    def forward(x):
+        for _ in range(60):
+            x = torch.tanh(x) + x
+        return F.softmax(x, 1)
+
+    started = time.monotonic()
+    lines(forward, torch.randn(4, 4))
+    assert time.monotonic() - started < 20
+
+
+def test_one_number_is_one_kernel():
+    assert lines(lambda x: x.sum() * 2, torch.randn(4, 4)) == [
+        "Each thread has one i < 1. For each k < 16, j = k.",
+        "t1 = sum over k of x0[j]",
+        "out[i] = t1 * 2.0f",
+    ]
