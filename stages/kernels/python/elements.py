@@ -76,6 +76,11 @@ class Source:
     uses: int = 0
     needs_name: bool = False
 
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
 
 @dataclasses.dataclass(eq=False)
 class Elementwise(Source):
@@ -105,11 +110,16 @@ class View:
     def shape(self) -> tuple[int, ...]:
         return tuple(math.prod(factor.size for factor in factors) for factors in self.layout)
 
+    @property
+    def factors(self) -> list[Factor]:
+        """Those of all dimensions."""
+        return [factor for factors in self.layout for factor in factors]
+
     def is_whole(self) -> bool:
         """Whether its elements are the source's, in the same order."""
-        if math.prod(self.shape) == 1 == math.prod(self.source.shape):
+        if math.prod(self.shape) == 1 == self.source.size:
             return True
-        return index([factor for factors in self.layout for factor in factors], "i") == "i"
+        return index(self.factors, "i") == "i"
 
 
 Operand = View | float | int | bool
@@ -143,14 +153,20 @@ def index(factors: Sequence[Factor], place: str) -> str:
     return " + ".join(terms[::-1]) or "0"
 
 
+def place_of(kept: Sequence[Factor], over: Sequence[Factor]) -> str:
+    """Where the element k of a reduction's result i lies."""
+    terms = [term for term in (index(kept, "i"), index(over, "k")) if term != "0"]
+    return " + ".join(terms) or "0"
+
+
 def composed(outer: View, inner: View) -> View:
     """`inner`, a view of what `outer`'s source is computed from place by place, as `outer` sees that source."""
     digits, below = [], 1
-    for factor in reversed([factor for factors in inner.layout for factor in factors]):
+    for factor in reversed(inner.factors):
         digits.append((factor, below))
         below *= factor.size
     layout: Layout = []
-    for size, stride in ((each.size, each.stride) for factors in outer.layout for each in factors):
+    for size, stride in ((each.size, each.stride) for each in outer.factors):
         if stride == 0 or size == 1:
             layout.append([Factor(size, 0)])
             continue
@@ -243,10 +259,10 @@ def number(value: float, dtype: torch.dtype) -> tuple[str, int]:
     if dtype != torch.float64:
         # The shortest text that is the same float.
         shorter = (float(f"{value:.{digits}g}") for digits in range(1, 18))
-        value = next(each for each in shorter if single(each) == single(value))
+        value = next(each for each in shorter if _single(each) == _single(value))
     text = repr(value) + ("" if dtype == torch.float64 else "f")
     return text, 6 if value < 0 else 9
 
 
-def single(value: float) -> bytes:
+def _single(value: float) -> bytes:
     return struct.pack("f", value)

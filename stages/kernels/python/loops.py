@@ -22,8 +22,7 @@ Elements are computed where they are used. Those that a line uses twice have a n
 import dataclasses
 import itertools
 import math
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -33,7 +32,6 @@ from elements import Elementwise, Factor, NoSteps, Operand, Reduction, Source, V
 MOST_LINES = 30
 WHERE = ", where "
 MOST_KERNELS = 3
-PROBES = 200
 
 
 @dataclasses.dataclass
@@ -55,8 +53,7 @@ class Kernel:
     @property
     def place(self) -> str:
         """Where the element k of row i lies."""
-        terms = [term for term in (elements.index(self.kept, "i"), elements.index(self.over, "k")) if term != "0"]
-        return " + ".join(terms) or "0"
+        return elements.place_of(self.kept, self.over)
 
     def has_each_once(self) -> bool:
         """Whether the rows have each place below `rows * length` once."""
@@ -69,30 +66,21 @@ class Kernel:
 
     def is_row_of_place(self, view: View) -> bool:
         """Whether a view of one element a row has, at the place j, that of j's row."""
-        return self._is_everywhere(view, lambda i, _: i)
+        return self._at_place(view) == ("0" if self.rows == 1 else "i", "0")
 
     def is_place_in_row(self, view: View) -> bool:
         """Whether a view has, at the place j, that of k."""
-        return self._is_everywhere(view, lambda _, k: k)
+        return self._at_place(view) == ("0", "0" if self.length == 1 else "k")
 
-    def _is_everywhere(self, view: View, wanted: Callable[[int, int], int]) -> bool:
-        """Both are sums over the digits of i and k, which differ for most of them if for any."""
-        factors = [factor for factors in view.layout for factor in factors]
+    def _at_place(self, view: View) -> tuple[str, str] | None:
+        """Which element a view has at the place j: the sum of a term of i and one of k, where it is one."""
         if not self.has_each_once() or math.prod(view.shape) != self.rows * self.length:
-            return False
-        chosen = random.Random(0)
-        ends = [(i, k) for i in (0, self.rows - 1) for k in (0, self.length - 1)]
-        some = [(chosen.randrange(self.rows), chosen.randrange(self.length)) for _ in range(PROBES)]
-        return all(_at(factors, _at(self.kept, i) + _at(self.over, k)) == wanted(i, k) for i, k in ends + some)
-
-
-def _at(factors: Sequence[Factor], number: int) -> int:
-    """The place of an element by its number."""
-    place = 0
-    for factor in reversed(factors):
-        number, digit = divmod(number, factor.size)
-        place += digit * factor.stride
-    return place
+            return None
+        try:
+            of_row, in_row = (elements.composed(View(view.source, [each]), view) for each in (self.kept, self.over))
+        except NoSteps:
+            return None
+        return elements.index(of_row.factors, "i"), elements.index(in_row.factors, "k")
 
 
 def lines(outputs: Sequence[tuple[str, Source]], prefix: str) -> list[str]:
@@ -118,7 +106,7 @@ def _kernels(outputs: Sequence[tuple[str, Source]]) -> list[Kernel]:
         if operand is None:
             raise NoSteps("a reduction of nothing")
         kept, over = elements.divided(operand, reduction.over)
-        new = Kernel(math.prod(reduction.shape), kept, over, [reduction])
+        new = Kernel(reduction.size, kept, over, [reduction])
         last = kernels[-1] if kernels else None
         if last is not None and (last.rows, last.length, last.place) == (new.rows, new.length, new.place):
             last.reductions.append(reduction)
@@ -137,9 +125,7 @@ def _kernels(outputs: Sequence[tuple[str, Source]]) -> list[Kernel]:
         last.outputs.append((name, source))
         if not _is_possible(kernels):
             last.outputs.pop()
-            kernels.append(
-                Kernel(math.prod(source.shape), [Factor(math.prod(source.shape), 1)], [], outputs=[(name, source)])
-            )
+            kernels.append(Kernel(source.size, [Factor(source.size, 1)], [], outputs=[(name, source)]))
     return kernels
 
 
@@ -225,14 +211,14 @@ class _Writer(elements.Expressions):
         """How each kernel gets at the arrays in scratch memory, one behind the other, and how large that is."""
         text, sizes, before = [], [], ""
         for source, name in self._stored.items():
-            kind, count = elements.TYPES[source.dtype], math.prod(source.shape)
+            kind, count = elements.TYPES[source.dtype], source.size
             text.append(f"{kind}* {name} = ({kind}*){f'({before})' if before else 'scratch'};")
             sizes.append(f"{count} * sizeof({kind})")
             before = f"{name} + {count}"
         return [f"Each kernel begins with {' '.join(text)}", f"TASK_SCRATCH({' + '.join(sizes)});"] if text else []
 
     def _output(self, name: str, source: Source) -> None:
-        kernel, size = self._kernel, math.prod(source.shape)
+        kernel, size = self._kernel, source.size
         if source in self._rows:
             self._lines.append(f"{name}[i] = {self._rows[source]}")
         elif size == kernel.rows and self._is_of_rows(source, kernel):
@@ -303,7 +289,7 @@ class _Writer(elements.Expressions):
         if is_own and source in self._rows:
             return self._rows[source], 9
         if self._needs(source, kernel):
-            if place == "j" and math.prod(source.shape) == kernel.rows and kernel.is_row_of_place(view):
+            if place == "j" and source.size == kernel.rows and kernel.is_row_of_place(view):
                 return self._row(source), 9
             if isinstance(source, Reduction):
                 if not is_own:
@@ -321,8 +307,7 @@ class _Writer(elements.Expressions):
         return self._element(source, view, place, is_line)
 
     def _element(self, source: Elementwise, view: View, place: str, is_line: bool) -> tuple[str, int]:
-        factors = tuple(factor for factors in view.layout for factor in factors)
-        key = (source, None if view.is_whole() else factors)
+        key = (source, None if view.is_whole() else tuple(view.factors))
         if key in self._elements:
             return self._elements[key], 9
         before, self._through = self._through, None if view.is_whole() else view
@@ -341,7 +326,6 @@ class _Writer(elements.Expressions):
 
     def _where(self, view: View, place: str) -> str:
         """The index of a view's element at a place: shorter where it is that of the row, or that in the row."""
-        factors = [factor for factors in view.layout for factor in factors]
         if view.is_whole():
             return place
         if place == "j":
@@ -349,7 +333,7 @@ class _Writer(elements.Expressions):
                 return "i"
             if self._kernel.is_place_in_row(view):
                 return "k"
-        return elements.index(factors, place)
+        return elements.index(view.factors, place)
 
     def _reductions_of(self, source: Source) -> frozenset[Reduction]:
         """Those that its elements are computed from, themselves and not by way of others. Each source is asked once: in
@@ -380,8 +364,11 @@ class _Writer(elements.Expressions):
         earlier = [
             kernel for kernel in self._kernels[: self._kernels.index(self._kernel)] if self._needs(source, kernel)
         ]
-        size = math.prod(source.shape)
-        return earlier[-1] if earlier and size == earlier[-1].rows and self._is_of_rows(source, earlier[-1]) else None
+        return (
+            earlier[-1]
+            if earlier and source.size == earlier[-1].rows and self._is_of_rows(source, earlier[-1])
+            else None
+        )
 
 
 def _is_square(source: Source) -> bool:

@@ -44,6 +44,7 @@ from elements import (
     index,
     number,
     others,
+    place_of,
     whole,
 )
 
@@ -114,7 +115,6 @@ class _Reader(Expressions):
         if len(results) != len(self._outputs):
             raise NoSteps("outputs")
         for result in results:
-            result.source.uses += 1
             self._count(result.source)
         sources = [(name, result.source) for name, result in zip(self._outputs, results, strict=True)]
         try:
@@ -272,7 +272,7 @@ class _Reader(Expressions):
         if source.name:
             if name:
                 # Two outputs alike.
-                self._lines.append(f"{name}[i] = {source.name}[i];  // i < {math.prod(source.shape)}")
+                self._lines.append(f"{name}[i] = {source.name}[i];  // i < {source.size}")
             return
         match source:
             case Elementwise():
@@ -282,7 +282,7 @@ class _Reader(Expressions):
             case _:
                 raise NoSteps("a source without a name")
         source.name = name or f"{self._prefix}{len(self._lines) + 1}"
-        self._lines.append(f"{source.name}[i] = {right};  // i < {math.prod(source.shape)}")
+        self._lines.append(f"{source.name}[i] = {right};  // i < {source.size}")
 
     def _reduction(self, source: Reduction) -> str:
         operand = source.operand
@@ -290,9 +290,7 @@ class _Reader(Expressions):
             raise NoSteps("a reduction of nothing")
         kept, over = divided(operand, source.over)
         count = math.prod(factor.size for factor in over)
-        terms = [term for term in (index(kept, "i"), index(over, "k")) if term != "0"]
-        place = " + ".join(terms) or "0"
-        body, where = self._element(operand.source, place)
+        body, where = self._element(operand.source, place_of(kept, over))
         return f"{REDUCTIONS[source.what]} over k < {count} of {body}{where}"
 
     def _element(self, source: Source, place: str) -> tuple[str, str]:
@@ -313,7 +311,7 @@ class _Reader(Expressions):
             if len(text) <= LONGEST_PART:
                 return text, binds
         self._write(source)
-        where = index([factor for factors in operand.layout for factor in factors], place)
+        where = index(operand.factors, place)
         return f"{source.name}[{where}]", 9
 
 
@@ -398,7 +396,7 @@ def _identity(operand: Operand) -> Any:
     """Equal for what has the same elements in the same places."""
     if not isinstance(operand, View):
         return (type(operand), operand)
-    return id(operand.source), index([factor for factors in operand.layout for factor in factors], "i")
+    return id(operand.source), index(operand.factors, "i")
 
 
 # Operators that lay elements out anew.
@@ -447,7 +445,7 @@ def _reshape(view: View, shape: Sequence[int], *_: Any) -> View:
     count = math.prod(view.shape)
     known = math.prod(size for size in shape if size != -1)
     sizes = [count // known if size == -1 else size for size in shape]
-    return View(view.source, _parts([factor for factors in view.layout for factor in factors], sizes))
+    return View(view.source, _parts(view.factors, sizes))
 
 
 def _as_strided(view: View, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> View:
