@@ -74,7 +74,7 @@ class Stage:
             "inputs": {},
             "outputs": {"verdicts": {"type": "table", "path": "outputs/verdicts.parquet"}},
             "by_row": {"port": "candidates", "columns": ["code", "source", "format"], "window": window, "total": 0},
-            "resources": {"cpu": os.cpu_count(), "memory_bytes": 0, "gpus": list(range(len(grant)))},
+            "resources": {"cpu": len(os.sched_getaffinity(0)), "memory_bytes": 0, "gpus": list(range(len(grant)))},
             "device": None,
             "deadline_unix_s": None,
             "state_dir": str(self.folder / "state"),
