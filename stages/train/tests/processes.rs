@@ -126,16 +126,21 @@ impl Stage {
     }
 
     /// Metrics by name and step, without what depends on the clock, and on what was in the sampler's batch at the same time.
+    /// By name and step, but for times and how far sampler and trainer are apart.
     fn metrics(&self) -> BTreeMap<String, f64> {
-        let text = std::fs::read_to_string(self.folder.path().join("outputs/metrics.jsonl")).unwrap();
-        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        let all = lines.map(|line| {
-            let name = format!("{} {}", line["name"].as_str().unwrap(), line["step"]);
-            (name, line["value"].as_f64().unwrap())
-        });
         let is_of_the_run =
             |name: &str| ["timing_s/", "perf/t", "training/"].iter().all(|start| !name.starts_with(start));
-        all.filter(|(name, _)| is_of_the_run(name)).collect()
+        self.all_metrics().into_iter().filter(|(name, _)| is_of_the_run(name)).collect()
+    }
+
+    fn all_metrics(&self) -> BTreeMap<String, f64> {
+        let text = std::fs::read_to_string(self.folder.path().join("outputs/metrics.jsonl")).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let of_line = |line: Value| {
+            let name = format!("{} {}", line["name"].as_str().unwrap(), line["step"]);
+            (name, line["value"].as_f64().unwrap())
+        };
+        lines.map(of_line).collect()
     }
 
     fn tensors(&self, output: &str) -> BTreeMap<String, Tensor> {
@@ -235,6 +240,22 @@ fn episodes_ahead_are_of_the_policy_before() {
     divided.goes_on(&given(4, true));
     let divided = divided.run();
     assert_eq!(whole.tensors("model"), divided.tensors("model"));
+}
+
+/// What the trainer computes of a step's tokens is what the sampler computed, to the bit, step by step.
+#[test]
+fn an_exact_run_has_no_difference_of_probabilities() {
+    let differences = |is_exact: bool| {
+        let mut given = ppo();
+        given["exact"] = is_exact.into();
+        let run = Stage::new("train/ppo", 1, &given).run();
+        let is_difference = |name: &str| name.starts_with("training/rollout_probs_diff_max");
+        let all = run.all_metrics().into_iter().filter(|(name, _)| is_difference(name));
+        all.map(|(_, value)| value).collect::<Vec<f64>>()
+    };
+    let (exact, plain) = (differences(true), differences(false));
+    assert!(exact.len() > 1 && exact.iter().all(|difference| *difference == 0.0), "{exact:?}");
+    assert!(plain.iter().any(|difference| *difference > 0.0), "it would be 0 anyway");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use tch::{Device, Kind, Tensor};
 use crate::TrainError;
 use crate::model::attention::{self, Rotary};
 use crate::model::config::Config;
+use crate::model::exact;
 use crate::model::lora::{Linear, LoraConfig};
 use crate::model::packed::Packed;
 use crate::model::weights::Checkpoint;
@@ -72,6 +73,7 @@ pub struct Decoder {
     rotary: Rotary,
     pub(super) parameters: Vec<Parameter>,
     pub(super) lora: Option<LoraConfig>,
+    is_exact: bool,
 }
 
 /// What a weight is where it isn't loaded.
@@ -156,7 +158,18 @@ impl Builder<'_> {
         };
         let rotary = Rotary::new(&config, options.kind, options.device);
         let parameters = self.parameters;
-        Ok(Decoder { config, options, embedding, blocks, final_norm, head, rotary, parameters, lora: None })
+        Ok(Decoder {
+            config,
+            options,
+            embedding,
+            blocks,
+            final_norm,
+            head,
+            rotary,
+            parameters,
+            lora: None,
+            is_exact: false,
+        })
     }
 }
 
@@ -215,6 +228,17 @@ impl Decoder {
         builder.decoder(config.clone()).expect("drawing weights has no error")
     }
 
+    /// Lets each token be computed by the same operations in the same order whatever is computed beside it ([`super::exact`]):
+    /// slower, and the same to the bit in a sampler and in a trainer.
+    pub fn exact(self, is_exact: bool) -> Self {
+        Self { is_exact, ..self }
+    }
+
+    /// Whether it does.
+    pub fn is_exact(&self) -> bool {
+        self.is_exact
+    }
+
     /// Its configuration.
     pub fn config(&self) -> &Config {
         &self.config
@@ -250,9 +274,34 @@ impl Decoder {
         let lengths = batch.lengths();
         self.block(index, hidden, &batch.positions, |queries, keys, values| {
             batch.attend([queries, keys, values], |queries, keys, values| {
-                attention::packed(queries, keys, values, &lengths)
+                self.packed_attention(queries, keys, values, &lengths)
             })
         })
+    }
+
+    /// Causal attention within each sequence of a packed batch: queries `[T, heads, width]`, keys and values
+    /// `[T, key_value_heads, width]` to `[T, heads · width]`.
+    pub(crate) fn packed_attention(
+        &self,
+        queries: &Tensor,
+        keys: &Tensor,
+        values: &Tensor,
+        lengths: &[i64],
+    ) -> Tensor {
+        let attend = if self.is_exact { exact::packed } else { attention::packed };
+        attend(queries, keys, values, lengths)
+    }
+
+    /// Computes rows all at once, or by parts of equal size.
+    fn rows<const INPUTS: usize, const OUTPUTS: usize>(
+        &self,
+        inputs: [&Tensor; INPUTS],
+        compute: impl Fn([Tensor; INPUTS]) -> [Tensor; OUTPUTS],
+    ) -> [Tensor; OUTPUTS] {
+        match self.is_exact {
+            true => exact::by_rows(inputs, compute),
+            false => compute(inputs.map(Tensor::shallow_clone)),
+        }
     }
 
     /// One block: `[n, hidden]` to `[n, hidden]`, each row at its position (`[n]`, i64, below the model's limit).
@@ -266,6 +315,20 @@ impl Decoder {
         attend: impl FnOnce(Tensor, Tensor, Tensor) -> Tensor,
     ) -> Tensor {
         let block = &self.blocks[index];
+        let [queries, keys, values] =
+            self.rows([hidden, positions], |[hidden, positions]| self.project(block, &hidden, &positions));
+        let attended = attend(queries, keys, values);
+        let [hidden] = self.rows([hidden, &attended], |[hidden, attended]| {
+            let hidden = hidden + block.output.forward(&attended);
+            let normed = self.normalize(&hidden, &block.feed_forward_norm);
+            let inner = block.gate.forward(&normed).silu() * block.up.forward(&normed);
+            [hidden + block.down.forward(&inner)]
+        });
+        hidden
+    }
+
+    /// Rotated queries `[n, heads, width]`, rotated keys and values `[n, key_value_heads, width]`.
+    fn project(&self, block: &Block, hidden: &Tensor, positions: &Tensor) -> [Tensor; 3] {
         let normed = self.normalize(hidden, &block.input_norm);
         let heads = |projected: Tensor| projected.unflatten(-1, [-1, self.config.head_width].as_slice());
         let mut queries = heads(block.query.forward(&normed));
@@ -275,26 +338,23 @@ impl Decoder {
             queries = self.normalize(&queries, query_norm);
             keys = self.normalize(&keys, key_norm);
         }
-        let queries = self.rotary.rotate(&queries, positions);
-        let keys = self.rotary.rotate(&keys, positions);
-        let hidden = hidden + block.output.forward(&attend(queries, keys, values));
-        let normed = self.normalize(&hidden, &block.feed_forward_norm);
-        let inner = block.gate.forward(&normed).silu() * block.up.forward(&normed);
-        hidden + block.down.forward(&inner)
+        [self.rotary.rotate(&queries, positions), self.rotary.rotate(&keys, positions), values]
     }
 
-    /// The final norm: `[…, hidden]` to `[…, hidden]`.
+    /// The final norm: `[n, hidden]` to `[n, hidden]`.
     pub fn norm(&self, hidden: &Tensor) -> Tensor {
-        self.normalize(hidden, &self.final_norm)
+        let [normed] = self.rows([hidden], |[hidden]| [self.normalize(&hidden, &self.final_norm)]);
+        normed
     }
 
     /// The head on normed rows `[n, hidden]`: logits `[n, vocab]`, or values `[n]`; f32.
     pub fn head(&self, hidden: &Tensor) -> Tensor {
         let (weight, bias) = &self.head;
-        match self.options.head {
-            Head::Language => hidden.linear::<Tensor>(weight, None).to_kind(Kind::Float),
-            Head::Value => hidden.to_kind(Kind::Float).linear(weight, bias.as_ref()).squeeze_dim(-1),
-        }
+        let [output] = self.rows([hidden], |[hidden]| match self.options.head {
+            Head::Language => [hidden.linear::<Tensor>(weight, None).to_kind(Kind::Float)],
+            Head::Value => [hidden.to_kind(Kind::Float).linear(weight, bias.as_ref()).squeeze_dim(-1)],
+        });
+        output
     }
 
     /// Embedding, blocks and final norm: `[T, hidden]`, ready for the head.
@@ -356,7 +416,7 @@ impl Decoder {
         let weights: std::collections::HashMap<_, _> = self.weights().into_iter().collect();
         let mut source = |name: &str, _: &[i64], _: Kind, _: Initial| Ok(weights[name].detach());
         let builder = Builder { options: &self.options, source: &mut source, parameters: Vec::new() };
-        builder.decoder(self.config.clone()).expect("every weight is there")
+        builder.decoder(self.config.clone()).expect("every weight is there").exact(self.is_exact)
     }
 
     /// Replaces the model's weights by those of [`Decoder::weights`] of another, in place. Types and devices may differ,

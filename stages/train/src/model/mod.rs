@@ -7,6 +7,7 @@ mod adapter;
 mod attention;
 mod config;
 mod decoder;
+mod exact;
 pub mod gguf;
 mod lora;
 mod packed;
@@ -21,5 +22,5 @@ pub use self::lora::{LoraConfig, TARGETS};
 pub use self::packed::{Packed, common};
 pub use self::weights::{Checkpoint, write_file};
 
-pub(crate) use self::attention::packed as packed_attention;
 pub(crate) use self::decoder::StepWeights;
+pub(crate) use self::exact::keys as exact_keys;

@@ -1,5 +1,7 @@
 //! Keys and values of the sequences in the batch.
 
+use std::cell::Cell;
+
 use tch::Tensor;
 
 use crate::model::Decoder;
@@ -12,6 +14,8 @@ pub(super) struct Cache {
     layers: Vec<(Tensor, Tensor)>,
     /// Tokens of one slot.
     pub capacity: i64,
+    /// Whether torch has written something since [`Cache::take_changed`] was last asked.
+    changed: Cell<bool>,
 }
 
 impl Cache {
@@ -22,7 +26,7 @@ impl Cache {
         let shape = [layers, 2, slots as i64, capacity, config.key_value_heads, config.head_width];
         let all = Tensor::zeros(shape, (options.kind, options.device));
         let layers = (0..layers).map(|layer| (all.get(layer).get(0), all.get(layer).get(1))).collect();
-        Self { all, layers, capacity }
+        Self { all, layers, capacity, changed: Cell::new(true) }
     }
 
     /// Keys and values of a layer: two of `[slots, capacity, key_value_heads, width]`.
@@ -31,8 +35,19 @@ impl Cache {
         (keys, values)
     }
 
+    /// Notes that torch has written what a step of decoding reads: the cache itself, or weights.
+    pub fn change(&self) {
+        self.changed.set(true);
+    }
+
+    /// Whether torch has written anything since this was last asked.
+    pub fn take_changed(&self) -> bool {
+        self.changed.replace(false)
+    }
+
     /// Stores keys and values `[n, key_value_heads, width]` at `places` (`[n]`, slot · capacity + position).
     pub fn write(&self, layer: usize, places: &Tensor, keys: &Tensor, values: &Tensor) {
+        self.change();
         let (cached_keys, cached_values) = &self.layers[layer];
         for (cached, new) in [(cached_keys, keys), (cached_values, values)] {
             let _same = cached.flatten(0, 1).index_copy_(0, places, new);
@@ -41,6 +56,7 @@ impl Cache {
 
     /// Copies the first `length` tokens of a slot to another, in all layers.
     pub fn copy(&self, from: usize, to: usize, length: i64) {
+        self.change();
         let tokens = |slot: usize| self.all.select(2, slot as i64).narrow(2, 0, length);
         tokens(to).copy_(&tokens(from));
     }

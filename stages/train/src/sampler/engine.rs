@@ -8,7 +8,7 @@ use std::rc::Rc;
 use tch::{Kind, Tensor};
 
 use crate::TrainError;
-use crate::model::{Decoder, Packed, packed_attention};
+use crate::model::{Decoder, Packed, exact_keys};
 use crate::sampler::cache::Cache;
 use crate::sampler::draw::{self, Row};
 use crate::sampler::fused::{self, Fused};
@@ -73,6 +73,8 @@ pub(super) struct Engine<L> {
     /// Does a step in one launch, where that can be done.
     fused: Option<Fused>,
     slots: usize,
+    /// Tokens of a sequence, at most.
+    capacity: i64,
     waiting: VecDeque<(Request, L)>,
     active: Vec<Sequence<L>>,
     version: u64,
@@ -82,10 +84,22 @@ pub(super) struct Engine<L> {
 impl<L: Listener> Engine<L> {
     pub fn new(mut decoder: Decoder, tokenizer: Option<Tokenizer>, options: Options) -> Self {
         let Options { slots, capacity, is_plain } = options;
-        let cache = Cache::new(&decoder, slots, capacity);
-        let fused = if is_plain { None } else { fuse(&mut decoder, slots) };
+        let room = if decoder.is_exact() { exact_keys(capacity) } else { capacity };
+        let cache = Cache::new(&decoder, slots, room);
+        let fused = if is_plain || decoder.is_exact() { None } else { fuse(&mut decoder, slots) };
         let (waiting, active) = (VecDeque::new(), Vec::new());
-        Self { decoder, tokenizer, cache, fused, slots, waiting, active, version: 0, statistics: Statistics::default() }
+        Self {
+            decoder,
+            tokenizer,
+            cache,
+            fused,
+            slots,
+            capacity,
+            waiting,
+            active,
+            version: 0,
+            statistics: Statistics::default(),
+        }
     }
 
     /// Why a request can't be served, if it can't.
@@ -99,8 +113,8 @@ impl<L: Listener> Engine<L> {
         if prompt == 0 || new == 0 {
             return Err(TrainError::new(format!("a prompt of {prompt} tokens and {new} new ones: at least 1 of both")));
         }
-        if prompt.saturating_add(new) > self.cache.capacity as usize {
-            let capacity = self.cache.capacity;
+        if prompt.saturating_add(new) > self.capacity as usize {
+            let capacity = self.capacity;
             return Err(TrainError::new(format!(
                 "a prompt of {prompt} tokens and {new} new ones: {capacity} have room"
             )));
@@ -137,6 +151,7 @@ impl<L: Listener> Engine<L> {
     /// Replaces weights. Sequences in the batch go on with keys and values of the old ones.
     pub fn update(&mut self, weights: &[(String, Tensor)]) -> Result<u64, TrainError> {
         self.decoder.set_weights(weights)?;
+        self.cache.change();
         self.version += 1;
         Ok(self.version)
     }
@@ -246,7 +261,7 @@ impl<L: Listener> Engine<L> {
         let attend = |layer: usize, heads: [Tensor; 3]| {
             packed.attend(heads, |queries, keys, values| {
                 self.cache.write(layer, &places, keys, values);
-                packed_attention(queries, keys, values, &lengths)
+                self.decoder.packed_attention(queries, keys, values, &lengths)
             })
         };
         let fused = self.fused.as_ref().filter(|fused| fused.can_prefill(&packed));
@@ -329,6 +344,7 @@ impl<L: Listener> Engine<L> {
         let tokens = self.active.iter().map(|one| *one.tokens.last().expect("the prompt gave the first")).collect();
         let positions: Vec<i64> = self.active.iter().map(|one| one.cached).collect();
         let longest = positions.iter().max().expect("there is a sequence") + 1;
+        let longest = if self.decoder.is_exact() { exact_keys(longest) } else { longest };
         let places = (0i64..).zip(&positions).map(|(slot, position)| slot * self.cache.capacity + position).collect();
         let (places, positions) = (tensor(places), tensor(positions));
         let columns = Tensor::arange(longest, (Kind::Int64, device)).unsqueeze(0);

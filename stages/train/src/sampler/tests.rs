@@ -96,6 +96,58 @@ fn log_probabilities_are_those_of_a_full_forward_pass() {
     assert!(largest <= 1e-4, "{largest:e}");
 }
 
+/// How many log-probabilities of samples differ in any bit from those of the trainer's forward pass, without gradients and with
+/// them; and how many there are.
+fn different_bits(kind: Kind, is_exact: bool, slots: usize) -> [usize; 3] {
+    let load = || {
+        let config = decoder(1).config().clone();
+        Decoder::random(&config, 1, &LoadOptions { kind, ..OPTIONS }).exact(is_exact)
+    };
+    let mut trained = load();
+    trained.add_lora(&crate::model::LoraConfig::all(2), 3);
+    tch::no_grad(|| {
+        for parameter in trained.parameters().iter().filter(|parameter| parameter.name.contains("lora_B")) {
+            let _same = parameter.tensor.shallow_clone().uniform_(-0.1, 0.1);
+        }
+    });
+    let sampler = Sampler::new(trained.merged(), None, Options { slots, capacity: 96, is_plain: false });
+    let settings = Settings { max_tokens: 60, ..Settings::default() };
+    let requests: Vec<Request> = (0..20).map(|number| request(number, &settings)).collect();
+    let handles: Vec<_> = requests.iter().map(|request| sampler.submit(request.clone())).collect();
+    let samples: Vec<Sample> = handles.into_iter().map(|handle| handle.wait().unwrap()).collect();
+    let all: Vec<Vec<i64>> = requests.iter().zip(&samples).map(|(one, of)| [&*one.prompt, &of.tokens].concat()).collect();
+    let packed = Packed::sharing(&all.iter().map(Vec::as_slice).collect::<Vec<_>>(), Device::Cpu);
+    let forward = || {
+        let hidden = trained.hidden(&packed);
+        let of_sample = |(index, sample): (usize, &Sample)| {
+            let first = requests[index].prompt.len() - 1;
+            let rows: Vec<i64> = (0..sample.tokens.len()).map(|token| packed.row(index, first + token)).collect();
+            let logits = trained.head(&hidden.index_select(0, &Tensor::from_slice(&rows)));
+            let targets = Tensor::from_slice(&sample.tokens);
+            let (chosen, _) = crate::trainer::forward::log_probs(&logits, &targets, 1.0, false);
+            Vec::<f32>::try_from(chosen.detach()).unwrap()
+        };
+        samples.iter().enumerate().flat_map(of_sample).collect::<Vec<f32>>()
+    };
+    let sampled: Vec<f32> = samples.iter().flat_map(|sample| sample.log_probabilities.clone()).collect();
+    let differ = |computed: Vec<f32>| {
+        sampled.iter().zip(computed).filter(|(one, other)| one.to_bits() != other.to_bits()).count()
+    };
+    [differ(tch::no_grad(forward)), differ(forward()), sampled.len()]
+}
+
+#[test]
+fn an_exact_model_gives_sampler_and_trainer_the_same_bits() {
+    for kind in [Kind::Float, Kind::BFloat16] {
+        for slots in [3, 20] {
+            let [without, with, all] = different_bits(kind, true, slots);
+            assert_eq!([without, with], [0, 0], "{kind:?} with {slots} slots, of {all}");
+        }
+        let [without, _, all] = different_bits(kind, false, 3);
+        assert!(without > all / 10, "{kind:?}: they would be equal anyway ({without} of {all} differ)");
+    }
+}
+
 #[test]
 fn a_prompt_that_samples_share_is_computed_once_and_shared_later_too() {
     let sampler = sampler(4);

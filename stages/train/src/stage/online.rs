@@ -54,6 +54,7 @@ struct RolloutParams {
     checkpoint_every: u64,
     alarms: bool,
     overlap: bool,
+    exact: bool,
     seed: i64,
 }
 
@@ -306,9 +307,13 @@ pub fn ppo(program: &mut Program, form: Form, group: &Rc<Group>) -> Result<(), P
     if rollout.overlap {
         can_overlap(request.resources.gpus.len(), group.size())?;
     }
+    if rollout.exact && rollout.temperature != 1.0 {
+        let error = ProgramError::input(format!("exact: true with temperature: {}", rollout.temperature));
+        return Err(error.with_hint("sampler and trainer divide by other temperatures than 1 with different rounding"));
+    }
     let folder = required(&request, "model")?;
     let settings = learning.settings(&rollout, &model);
-    let actor = model.load(&request, folder, Head::Language)?;
+    let actor = model.load(&request, folder, Head::Language)?.exact(rollout.exact);
     let critic_folder = input_path(&request, "critic").unwrap_or(folder);
     let critic = match settings.group_baseline {
         None => Some(model.load(&request, critic_folder, Head::Value)?),
@@ -395,7 +400,7 @@ fn policy(
     rollout: &RolloutParams,
     folder: &Path,
 ) -> Result<Local, ProgramError> {
-    let decoder: Decoder = model.load_frozen(request, folder)?;
+    let decoder: Decoder = model.load_frozen(request, folder)?.exact(rollout.exact);
     let options = Options { slots: rollout.sampler_slots, capacity: rollout.sampler_capacity, is_plain: false };
     let sampler = Sampler::new(decoder, Some(Tokenizer::load(folder).map_err(super::input)?), options);
     Ok(Local { sampler, tokenizer: Tokenizer::load(folder).map_err(super::input)?, width: rollout.sampler_slots })

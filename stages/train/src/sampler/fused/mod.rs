@@ -5,8 +5,9 @@
 //! GPU. Here it is nine. Prompts are computed by the same kernels, with torch's attention. `decode.cu` rounds to bfloat16 where torch's operators do, so that what is sampled is what the trainer
 //! computes, up to the order of additions.
 //!
-//! Work goes to a stream that waits for torch's, and that torch's waits for: the driver orders a stream of this kind with the
-//! default one, which is where torch computes.
+//! Steps go to a stream of their own, which the driver does not order with the default one, where torch computes: a trainer in
+//! another thread may compute there while a step is recorded, or done. The host waits for each step, so torch comes after it; a step
+//! waits for torch where the cache or the weights have changed since the last one. Prompts are computed on torch's stream.
 
 mod kernels;
 mod prefill;
@@ -15,7 +16,7 @@ mod products;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaGraph, CudaStream, result, sys};
+use cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, result, sys};
 use tch::{Device, Kind, Tensor};
 
 use self::kernels::Kernels;
@@ -55,9 +56,14 @@ const INPUT_WORDS: usize = 6;
 /// Decoding steps of one model over one cache.
 pub(super) struct Fused {
     context: Arc<CudaContext>,
+    /// Where steps are computed, and where torch computes, with cuBLAS for each.
     stream: Arc<CudaStream>,
-    kernels: Kernels,
+    torch: Arc<CudaStream>,
     products: Products,
+    torch_products: Products,
+    /// What torch has been given so far.
+    given: CudaEvent,
+    kernels: Kernels,
     weights: StepWeights,
     config: Config,
     /// Sizes of batches, and with what each is computed.
@@ -140,16 +146,21 @@ impl Fused {
             return Ok(Err("the model has adapters, or biases outside of attention".into()));
         };
         let context = CudaContext::new(ordinal).map_err(error)?;
-        let stream = stream(&context)?;
+        let (stream, torch) = (context.new_stream().map_err(error)?, context.default_stream());
         let kernels = Kernels::new(&context, &config)?;
         let products = Products::new(stream.clone(), options.device)?;
+        let torch_products = Products::new(torch.clone(), options.device)?;
+        let given = context.new_event(None).map_err(error)?;
         let rows = padded(slots);
         Ok(Ok(Self {
             buffers: Buffers::new(&config, rows as i64, options.device),
             context,
             stream,
-            kernels,
+            torch,
             products,
+            torch_products,
+            given,
+            kernels,
             weights,
             config,
             graphs: BTreeMap::new(),
@@ -171,11 +182,16 @@ impl Fused {
     /// The same without the drawing: logits `[rows, vocabulary]`, bfloat16, valid until the next step.
     pub fn logits(&mut self, rows: &[Row], cache: &Cache) -> Result<Tensor, TrainError> {
         self.compute(rows, cache)?;
+        self.stream.synchronize().map_err(error)?;
         Ok(self.buffers.logits.narrow(0, 0, rows.len() as i64))
     }
 
     fn compute(&mut self, rows: &[Row], cache: &Cache) -> Result<(), TrainError> {
         let size = padded(rows.len());
+        if cache.take_changed() {
+            self.given.record(&self.torch).map_err(error)?;
+            self.stream.wait(&self.given).map_err(error)?;
+        }
         if !self.graphs.contains_key(&size) {
             // Once without recording: cuBLAS loads its kernels when they are first used.
             self.write(&[])?;
@@ -311,15 +327,6 @@ fn padded(rows: usize) -> usize {
 /// How many parts the keys of a row are divided into, where this many blocks come of one part.
 fn splits(blocks: usize) -> usize {
     ENOUGH_BLOCKS.div_ceil(blocks).min(MOST_SPLITS)
-}
-
-/// A stream that torch's own stream waits for, and that waits for it.
-#[expect(unsafe_code, reason = "cudarc makes streams of the other kind alone")]
-fn stream(context: &Arc<CudaContext>) -> Result<Arc<CudaStream>, TrainError> {
-    context.bind_to_thread().map_err(error)?;
-    let stream = result::stream::create(result::stream::StreamKind::Default).map_err(error)?;
-    // SAFETY: it was just made in this context, and is never destroyed: one a sampler, until the process ends.
-    Ok(unsafe { context.wrap_borrowed_stream(stream) })
 }
 
 /// Where a tensor begins on the GPU.

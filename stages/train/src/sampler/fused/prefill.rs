@@ -1,4 +1,4 @@
-//! Prompts by the kernels of a step of decoding: everything between the products and attention, which is torch's.
+//! Prompts by the kernels of a step of decoding: everything but attention, which is torch's, on torch's stream.
 
 use tch::{Kind, Tensor};
 
@@ -25,7 +25,7 @@ impl Fused {
         mut attend: impl FnMut(usize, [Tensor; 3]) -> Tensor,
     ) -> Result<Tensor, TrainError> {
         self.context.bind_to_thread().map_err(error)?;
-        let (config, kernels, stream, weights) = (&self.config, &self.kernels, &self.stream, &self.weights);
+        let (config, kernels, stream, weights) = (&self.config, &self.kernels, &self.torch, &self.weights);
         let (count, device) = (batch.rows(), embedded.device());
         let rows = u32::try_from(count).map_err(error)?;
         let size = rows as usize;
@@ -44,21 +44,20 @@ impl Fused {
             let norm = pointer(&block.input_norm);
             kernels.add_norm(stream, rows, [pointer(&hidden), added, norm, pointer(&normed)], bias)?;
             added = pointer(&delta);
-            self.products.multiply(size, &normed, &block.projections, &projected, block.bias.is_some())?;
+            self.torch_products.multiply(size, &normed, &block.projections, &projected, block.bias.is_some())?;
             let norms = block.head_norms.as_ref().map_or([0, 0], |(query, key)| [pointer(query), pointer(key)]);
             let [from, at] = [&projected, &positions].map(pointer);
             let [to_queries, to_keys, to_values] = [&queries, &keys, &values].map(pointer);
             let arguments = [from, at, tables[0], tables[1], norms[0], norms[1], to_queries, to_keys, to_values];
             kernels.rotate(stream, rows, arguments, 0)?;
-            // torch computes on the stream that this one waits for, and that waits for this one.
             let heads = [&queries, &keys, &values].map(Tensor::shallow_clone);
             let attended = attend(index, heads).contiguous();
-            self.products.multiply(size, &attended, &block.output, &delta, false)?;
+            self.torch_products.multiply(size, &attended, &block.output, &delta, false)?;
             let norm = pointer(&block.feed_forward_norm);
             kernels.add_norm(stream, rows, [pointer(&hidden), added, norm, pointer(&normed)], None)?;
-            self.products.multiply(size, &normed, &block.gate_up, &both, false)?;
+            self.torch_products.multiply(size, &normed, &block.gate_up, &both, false)?;
             kernels.gated(stream, rows, [pointer(&both), pointer(&inner)])?;
-            self.products.multiply(size, &inner, &block.down, &delta, false)?;
+            self.torch_products.multiply(size, &inner, &block.down, &delta, false)?;
         }
         let norm = pointer(&weights.final_norm);
         kernels.add_norm(stream, rows, [pointer(&hidden), added, norm, pointer(&normed)], None)?;
