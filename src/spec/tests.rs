@@ -242,6 +242,22 @@ fn overrides_replace_parameters() {
 }
 
 #[test]
+fn cores_that_are_all_by_default_can_be_a_number() {
+    let text = "name: x\nparams: { cores: all }\nstages:\n  a: { uses: run, run: 'true', outputs: { o: { type: tree } }, \
+                resources: { cpu: \"${params.cores}\" } }\n";
+    let parse = |value: &str| {
+        let overrides = [("cores".to_owned(), value.to_owned())];
+        parse_pipeline(text, Path::new("x.yaml"), Path::new(""), &Kinds::new(), &overrides, &load)
+    };
+    assert_eq!(parse("32").unwrap().stages[0].resources.cpu, 32);
+    assert_eq!(parse("all").unwrap().stages[0].resources.cpu, Resources::ALL_CORES);
+    for wrong in ["0", "-1", "some", "1.5"] {
+        let message = parse(wrong).unwrap_err().to_string();
+        assert!(message.contains("`cpu` must be a whole number from 1, or `all`"), "{message}");
+    }
+}
+
+#[test]
 fn text_parameters_take_any_override_as_text() {
     let text = "name: x\nparams: { a: text }\nstages: { s: { uses: run, run: \"echo ${params.a}\" } }\n";
     for (value, expected) in [("5", "5"), ("1.10", "1.10"), ("'5'", "5"), ("[", "["), ("a=b", "a=b")] {

@@ -59,7 +59,9 @@ impl Reader<'_> {
     /// A number of cores, or `all`.
     fn cores(&mut self, field: &Option<Value>, spot: &Spot) -> Option<u32> {
         let value = self.value(field, spot)?;
-        match value.as_u64().filter(|number| *number >= 1).map(u32::try_from) {
+        // Of a parameter that is `all` by default `-p` makes text of a number.
+        let number = value.as_u64().or_else(|| value.as_str().and_then(|text| text.parse().ok()));
+        match number.filter(|number| *number >= 1).map(u32::try_from) {
             Some(Ok(number)) => Some(number),
             _ if value == "all" => Some(Resources::ALL_CORES),
             _ => {

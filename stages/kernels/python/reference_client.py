@@ -9,6 +9,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -86,6 +87,20 @@ class Connection:
         reply = self.ask("begin", task=task, seed=seed, **fields)
         memory = open_arena(reply["arena"])
         return [CandidateSet(self, number, spec, memory, each) for number, each in enumerate(reply["sets"])]
+
+
+# What the fixtures `reference` and `connection` are made of.
+
+
+def started() -> Iterator[Reference]:
+    process = Reference()
+    yield process
+    process.close()
+
+
+def connected(reference: Reference) -> Iterator[Connection]:
+    with reference.connect() as connection:
+        yield connection
 
 
 class CandidateSet:
@@ -184,6 +199,17 @@ def get_inputs():
 def get_init_inputs():
     return {init_inputs}
 """
+
+
+# Tasks of a few operators.
+
+RELU = model("x: return torch.relu(x)", "[torch.randn(rows, columns)]", constants="rows = 64\ncolumns = 1000")
+NORM = model("x: return self.norm(x)", "[torch.randn(32, 96)]", "self.norm = nn.LayerNorm(96)")
+MATMUL = model("a, b: return a @ b", "[torch.rand(64, 128), torch.rand(128, 32)]")
+TUPLE = model("x: return x.exp(), x > 0", "[torch.randn(5, 7)]")
+SCALAR = model(
+    "x, alpha: return x * alpha + self.beta", "[torch.randn(9), 0.5]", "self.beta = beta", "[3]", "beta", "beta = 2"
+)
 
 
 # Candidates for a task of one softmax: the right one, and some that are not.

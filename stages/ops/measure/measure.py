@@ -1,8 +1,9 @@
 """`ops/measure`: runs each task in a worker process and records facts about it. It judges nothing.
 
 This is the program that the engine starts: it checks the request against the machine, then answers rows, several at a
-time where it has the cores. `supervisor` watches workers, `zygote` forks them, `task_worker` measures inside one,
-`isolation` is the walls, `gpu_gate` decides who may use the GPU, `columns` are the facts.
+time where it has the cores. `slots` gives tasks to workers, `supervisor` watches these, `zygote` forks them,
+`task_worker` measures inside one, `isolation` is the walls, `gpu_gate` decides who may use the GPU, `columns` are the
+facts.
 """
 
 import collections
@@ -20,6 +21,7 @@ from typing import Any, Literal
 
 import cuda_agent_stage as stage
 import gpu_gate
+import slots
 import supervisor
 from granted_device import device_type
 
@@ -167,7 +169,7 @@ class Measuring:
         self.program, self.server, self.device, self.limits = program, server, device, limits
         self.setup = setup_for(program, device, limits)
         self.rows: queue.Queue[stage.Row | None] = queue.Queue()
-        self.company = supervisor.Company()
+        self.company = slots.Company()
         self.spent = collections.Counter()
         self.answered, self.began, self.told = 0, time.monotonic(), time.monotonic()
         self._starting, self._booking = threading.Lock(), threading.Lock()
@@ -194,7 +196,7 @@ class Measuring:
             self.rows.put(None)
 
     def _slot(self, number: int, count: int) -> None:
-        slot = supervisor.Slot(self.server, number, self.company, tasks_per_worker(self.program, self.device))
+        slot = slots.Slot(self.server, number, self.company, tasks_per_worker(self.program, self.device))
         try:
             while self._failure is None and (row := self.rows.get()) is not None:
                 self._answer(slot, row)
@@ -205,7 +207,7 @@ class Measuring:
         finally:
             slot.close()
 
-    def _answer(self, slot: supervisor.Slot, row: stage.Row) -> None:
+    def _answer(self, slot: slots.Slot, row: stage.Row) -> None:
         """Measure one row. Where no worker could be had, say so and go on with a new zygote: the task is not to
         blame."""
         program = self.program

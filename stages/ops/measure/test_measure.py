@@ -24,6 +24,7 @@ sys.path[:0] = FOLDERS
 
 import columns
 import cuda_agent_stage as stage
+import slots
 import supervisor
 
 
@@ -578,7 +579,7 @@ def test_without_namespaces_strays_are_ended_and_limits_hold(tmp_path):
             "lives_on": False,
         }
         job = {"seed": 1, "time_limit_s": 30.0, "memory_limit": 1 << 30, "params": params}
-        slot = supervisor.Slot(server, 0, supervisor.Company(), 1)
+        slot = slots.Slot(server, 0, slots.Company(), 1)
 
         def measured(code):
             return slot.measure(setup, {**job, "code": code})[0]

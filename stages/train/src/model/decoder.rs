@@ -281,13 +281,7 @@ impl Decoder {
 
     /// Causal attention within each sequence of a packed batch: queries `[T, heads, width]`, keys and values
     /// `[T, key_value_heads, width]` to `[T, heads · width]`.
-    pub(crate) fn packed_attention(
-        &self,
-        queries: &Tensor,
-        keys: &Tensor,
-        values: &Tensor,
-        lengths: &[i64],
-    ) -> Tensor {
+    pub(crate) fn packed_attention(&self, queries: &Tensor, keys: &Tensor, values: &Tensor, lengths: &[i64]) -> Tensor {
         let attend = if self.is_exact { exact::packed } else { attention::packed };
         attend(queries, keys, values, lengths)
     }

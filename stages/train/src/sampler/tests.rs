@@ -115,7 +115,8 @@ fn different_bits(kind: Kind, is_exact: bool, slots: usize) -> [usize; 3] {
     let requests: Vec<Request> = (0..20).map(|number| request(number, &settings)).collect();
     let handles: Vec<_> = requests.iter().map(|request| sampler.submit(request.clone())).collect();
     let samples: Vec<Sample> = handles.into_iter().map(|handle| handle.wait().unwrap()).collect();
-    let all: Vec<Vec<i64>> = requests.iter().zip(&samples).map(|(one, of)| [&*one.prompt, &of.tokens].concat()).collect();
+    let all: Vec<Vec<i64>> =
+        requests.iter().zip(&samples).map(|(one, of)| [&*one.prompt, &of.tokens].concat()).collect();
     let packed = Packed::sharing(&all.iter().map(Vec::as_slice).collect::<Vec<_>>(), Device::Cpu);
     let forward = || {
         let hidden = trained.hidden(&packed);
