@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cuda_agent_protocol::ResourceGrant;
@@ -21,8 +21,9 @@ use tokio::sync::mpsc;
 
 use crate::Folders;
 use crate::catalog::Catalog;
+use crate::digest::Digest;
 use crate::event::{RunEvent, RunOutcome, Subscriber};
-use crate::execute::executor::item::{SCHEMA, WorkFailure, WorkItem, WorkerReport};
+use crate::execute::executor::item::{Progress, SCHEMA, WorkFailure, WorkItem, WorkerReport};
 use crate::execute::launch::Launcher;
 use crate::execute::secrets::Secrets;
 use crate::execute::{Engine, Failure, Report};
@@ -108,6 +109,18 @@ struct Announced {
     found: Vec<(WorkName, Result<WorkItem, String>)>,
 }
 
+/// An announced attempt, with what was granted to it and who hears of it.
+struct Task<'t> {
+    name: &'t WorkName,
+    item: &'t WorkItem,
+    grant: &'t ResourceGrant,
+    notice: Notice<'t>,
+    progress: &'t AllProgress,
+}
+
+/// How far stages are, by key.
+type AllProgress = Mutex<BTreeMap<Digest, Progress>>;
+
 type Turns<'w> = FuturesUnordered<LocalBoxFuture<'w, Turn>>;
 
 /// A worker while it works.
@@ -125,6 +138,7 @@ struct Working<'w> {
     /// What could not be executed for now, and when it is looked at again.
     later: HashMap<WorkName, Instant>,
     observer: Arc<Observer>,
+    progress: Arc<AllProgress>,
     done: Done,
     idle_since: Instant,
     is_stopping: bool,
@@ -185,30 +199,16 @@ impl<'a> Worker<'a> {
         Ok(Announced { names: names.into_iter().collect(), found })
     }
 
-    /// Executes an announced attempt, with what was granted to it.
-    async fn execute(
-        &self,
-        name: &WorkName,
-        item: &WorkItem,
-        grant: &ResourceGrant,
-        notice: Notice<'_>,
-        interrupts: mpsc::UnboundedReceiver<()>,
-    ) -> Outcome {
-        let files = self.folders.cache.join("work").join(format!("{name}-{}", crate::nonce()));
-        let outcome = self.execute_in(&files, name, item, grant, notice, interrupts).await;
+    /// Executes an announced attempt.
+    async fn execute(&self, task: &Task<'_>, interrupts: mpsc::UnboundedReceiver<()>) -> Outcome {
+        let files = self.folders.cache.join("work").join(format!("{}-{}", task.name, crate::nonce()));
+        let outcome = self.execute_in(&files, task, interrupts).await;
         let _ = std::fs::remove_dir_all(&files);
         outcome
     }
 
-    async fn execute_in(
-        &self,
-        files: &Path,
-        name: &WorkName,
-        item: &WorkItem,
-        grant: &ResourceGrant,
-        notice: Notice<'_>,
-        interrupts: mpsc::UnboundedReceiver<()>,
-    ) -> Outcome {
+    async fn execute_in(&self, files: &Path, task: &Task<'_>, interrupts: mpsc::UnboundedReceiver<()>) -> Outcome {
+        let Task { name, item, grant, notice, progress } = *task;
         match self.place_files(item, files).await {
             Ok(true) => {}
             Ok(false) => return Outcome::Left("a file of its command is not in the store".into()),
@@ -257,7 +257,7 @@ impl<'a> Worker<'a> {
             sample: None,
             waits,
         };
-        let mut lines = Messages { notice };
+        let mut lines = Messages { notice, key: item.key, progress };
         let mut subscribers: [&mut dyn Subscriber; 1] = [&mut lines];
         match engine.run(&mut subscribers, interrupts).await {
             Ok(report) => self.conclude(name, item, report).await,
@@ -328,6 +328,7 @@ impl<'w> Working<'w> {
             heartbeat_at: now,
             busy: Vec::new(),
             left: BTreeMap::new(),
+            progress: BTreeMap::new(),
         };
         Self {
             worker,
@@ -340,6 +341,7 @@ impl<'w> Working<'w> {
             over: HashSet::new(),
             later: HashMap::new(),
             observer: Arc::default(),
+            progress: Arc::default(),
             done: Done::default(),
             idle_since: Instant::now(),
             is_stopping: false,
@@ -361,6 +363,7 @@ impl<'w> Working<'w> {
 
     fn reported(&mut self) -> bytes::Bytes {
         self.report.heartbeat_at = crate::now();
+        self.report.progress = self.progress.lock().expect("no panic happens under this lock").clone();
         self.report.busy = self.running.values().map(|(stage, _)| stage.clone()).collect();
         serde_json::to_vec(&self.report).expect("a report is plain data").into()
     }
@@ -442,15 +445,17 @@ impl<'w> Working<'w> {
         (self.notice)(&format!("{} ({}, run {}): started", item.stage.name, item.pipeline, name.run));
         let (interrupt, interrupts) = mpsc::unbounded_channel();
         self.running.insert(name.clone(), (item.stage.name.clone(), interrupt));
-        let (worker, notice) = (self.worker, self.notice);
+        let (worker, notice, progress) = (self.worker, self.notice, self.progress.clone());
         self.turns.push(Box::pin(async move {
-            let outcome = worker.execute(&name, &item, &grant, notice, interrupts).await;
+            let task = Task { name: &name, item: &item, grant: &grant, notice, progress: &progress };
+            let outcome = worker.execute(&task, interrupts).await;
             Turn::Ended(name, grant, outcome)
         }));
     }
 
     fn ended(&mut self, name: WorkName, grant: &ResourceGrant, outcome: Outcome) {
         self.free.put(grant);
+        self.progress.lock().expect("no panic happens under this lock").remove(&name.key);
         self.idle_since = Instant::now();
         let stage = self.running.remove(&name).map(|(stage, _)| stage).unwrap_or_default();
         match outcome {
@@ -482,9 +487,11 @@ impl<'w> Working<'w> {
     }
 }
 
-/// Passes messages of a run on.
+/// Passes on what is heard of a run.
 struct Messages<'n> {
     notice: Notice<'n>,
+    key: Digest,
+    progress: &'n AllProgress,
 }
 
 impl Subscriber for Messages<'_> {
@@ -492,6 +499,10 @@ impl Subscriber for Messages<'_> {
         match event {
             RunEvent::Message { stage, level, message } if level != "debug" => {
                 (self.notice)(&format!("{stage}: {level}: {message}"));
+            }
+            RunEvent::StageProgress { done, total, unit, .. } => {
+                let progress = Progress { done: *done, total: *total, unit: unit.clone() };
+                self.progress.lock().expect("no panic happens under this lock").insert(self.key, progress);
             }
             _ => {}
         }

@@ -1,7 +1,6 @@
 //! Workers that take stages from a shared store, as processes: a machine is a folder, all that it shares is the store. The
 //! leader has no GPU; its GPU stages are made by workers whose GPUs a made-up `nvidia-smi` reports.
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -110,20 +109,25 @@ impl Site {
 /// A process, with what it says in files; it ends with the test.
 struct Process {
     child: Child,
+    output: tempfile::NamedTempFile,
     errors: tempfile::NamedTempFile,
 }
 
 impl Process {
     fn start(sandbox: &Sandbox, arguments: &[&str]) -> Self {
-        let errors = tempfile::NamedTempFile::new().unwrap();
-        let child = sandbox.command(arguments).stdout(Stdio::null()).stderr(errors.reopen().unwrap()).spawn().unwrap();
-        Self { child, errors }
+        let [output, errors] = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
+        let mut command = sandbox.command(arguments);
+        let command = command.stdout(output.reopen().unwrap()).stderr(errors.reopen().unwrap());
+        Self { child: command.spawn().unwrap(), output, errors }
     }
 
     fn said(&self) -> String {
-        let mut text = String::new();
-        self.errors.reopen().unwrap().read_to_string(&mut text).unwrap();
-        text
+        std::fs::read_to_string(self.errors.path()).unwrap()
+    }
+
+    /// What it wrote to its standard output.
+    fn printed(&self) -> String {
+        std::fs::read_to_string(self.output.path()).unwrap()
     }
 
     fn wait_to_say(&self, text: &str) {
@@ -323,6 +327,35 @@ fn workers_share_rows_over_a_server() {
 #[test]
 fn rows_of_a_killed_worker_are_done_by_another() {
     workers_share_rows(true, true);
+}
+
+/// Workers say how far they are in their reports, which the leader passes on. (A worker writes one every 20 seconds, so this one
+/// is edited.)
+#[test]
+fn how_far_a_worker_is_reaches_the_leader() {
+    let site = Site::new(false);
+    let leader = site.leader();
+    let announced = Process::start(&leader, &["run", "p.yaml"]);
+    until("an announcement", || !site.objects("work").is_empty());
+    announced.kill();
+    let name = PathBuf::from(&site.objects("work")[0]);
+    let key = name.file_name().unwrap().to_str().unwrap()[..64].to_owned();
+
+    let machine = site.machine(&["NVIDIA L4"]);
+    let worker = Process::start(&machine, &["worker"]);
+    until("a report", || !site.objects("workers").is_empty());
+    // It lives, and writes nothing over the edit.
+    worker.signal(Signal::SIGSTOP);
+    let path = PathBuf::from(&site.objects("workers")[0]);
+    let mut report: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    report["left"] = serde_json::json!({});
+    report["progress"] = serde_json::json!({ key: { "done": 7, "total": 64, "unit": "rows" } });
+    std::fs::write(&path, report.to_string()).unwrap();
+
+    let run = Process::start(&leader, &["run", "p.yaml", "--json"]);
+    let progress = r#""event":"stage_progress","stage":"measured","done":7,"total":64,"unit":"rows""#;
+    until("its progress", || run.printed().contains(progress));
+    run.kill();
 }
 
 /// A worker with other sources or another device would make another result: it says so, and so does the leader.

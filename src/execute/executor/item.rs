@@ -243,6 +243,20 @@ pub struct WorkerReport {
     pub busy: Vec<String>,
     /// Keys that it leaves to others, and why.
     pub left: BTreeMap<Digest, String>,
+    /// How far stages are that it executes, by key, where they say so.
+    #[serde(default)]
+    pub progress: BTreeMap<Digest, Progress>,
+}
+
+/// How far a stage is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Units done.
+    pub done: u64,
+    /// Units in all.
+    pub total: Option<u64>,
+    /// What a unit is.
+    pub unit: String,
 }
 
 impl WorkerReport {

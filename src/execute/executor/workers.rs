@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use tokio::sync::Semaphore;
 
 use super::Executor;
-use super::item::{WorkFailure, WorkItem, WorkerReport};
+use super::item::{Progress, WorkFailure, WorkItem, WorkerReport};
 use crate::artifact::ArtifactError;
 use crate::event::RunEvent;
 use crate::execute::attempt;
@@ -103,7 +103,7 @@ impl Workers {
         }
     }
 
-    /// Says what workers say of this stage, and that there are none.
+    /// Passes on what workers say of this stage, and says that there are none.
     async fn call_the_roll(&self, job: &mut Job, name: &WorkName, seen: &mut Seen) -> Result<(), Failure> {
         if seen.called.is_some_and(|last| last.elapsed() < ROLL_CALL) {
             return Ok(());
@@ -116,6 +116,13 @@ impl Workers {
             {
                 job.message("warning", format!("the worker on {} leaves it: {why}", worker.holder.host));
             }
+        }
+        // Several share the rows of a stage, and each of them counts those that it knows to be done.
+        let furthest = workers.iter().filter_map(|worker| worker.progress.get(&name.key)).max_by_key(|one| one.done);
+        if let Some(progress) = furthest.filter(|one| seen.progress.as_ref().is_none_or(|seen| seen.done < one.done)) {
+            seen.progress = Some(progress.clone());
+            let Progress { done, total, unit } = progress.clone();
+            job.emit(RunEvent::StageProgress { stage: job.stage().name.clone(), done, total, unit });
         }
         if workers.iter().any(|worker| !worker.left.contains_key(&name.key)) {
             (seen.alone_since, seen.is_told) = (None, false);
@@ -139,6 +146,7 @@ impl Workers {
 struct Seen {
     holders: BTreeSet<String>,
     refusals: BTreeSet<(String, String)>,
+    progress: Option<Progress>,
     called: Option<Instant>,
     alone_since: Option<Instant>,
     is_told: bool,
