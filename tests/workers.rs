@@ -2,7 +2,7 @@
 //! leader has no GPU; its GPU stages are made by workers whose GPUs a made-up `nvidia-smi` reports.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -180,6 +180,7 @@ fn a_leader_finishes_with_a_late_worker(remote: bool) {
     let made = std::fs::read_to_string(leader.path("made/out")).unwrap();
     assert_eq!(made, "seed\nGPU-00000001-0000-0000-0000-000000000000\n");
     assert!(leader.good(&["log", "measured"]).contains("a GPU stage speaks"));
+    assert!(leader.good(&["status"]).contains(" of gpu: done"), "not the worker's run, which began later");
     // The same keys, whoever asks; and nothing is left of the announcement.
     assert_eq!(leader.executed(&["p.yaml"]), [""; 0]);
     assert_eq!(site.leader().executed(&["p.yaml"]), [""; 0]);

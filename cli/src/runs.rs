@@ -58,7 +58,13 @@ async fn run_named(store: &Store, name: Option<&str>) -> Result<RunManifest, Cli
         let own = store.own().await?;
         let ids = own.runs().await?;
         let id = ids.first().ok_or_else(|| no_run(store))?;
-        return own.run(id).await?.ok_or_else(|| gone(id));
+        let newest = own.run(id).await?.ok_or_else(|| gone(id))?;
+        if !newest.is_of_worker() {
+            return Ok(newest);
+        }
+        // What a worker does for somebody else's run is not what is meant, unless there is nothing else.
+        let mut runs = own.manifests(SEARCHED).await?.filter(|run| std::future::ready(!run.is_of_worker()));
+        return Ok(runs.next().await.unwrap_or(newest));
     };
     let ids = store.runs().await?;
     // Runs of one day begin alike, so the end of an id will do as well.

@@ -170,7 +170,20 @@ pub struct StageEntry {
     pub message: Option<String>,
 }
 
+/// What follows the pipeline's name in that of a worker's run. No pipeline has a dot in its name.
+const OF_WORKER: &str = ".worker";
+
 impl RunManifest {
+    /// The name of a worker's run of a stage of this pipeline, which is no run of the pipeline.
+    pub fn name_of_worker(pipeline: &str) -> String {
+        format!("{pipeline}{OF_WORKER}")
+    }
+
+    /// Whether a worker executed a stage for another run.
+    pub fn is_of_worker(&self) -> bool {
+        self.pipeline.ends_with(OF_WORKER)
+    }
+
     /// Its stages, producers before consumers where that is known, else by name.
     pub fn in_order(&self) -> Vec<(&String, &StageEntry)> {
         let mut stages: Vec<_> = self.stages.iter().collect();

@@ -19,6 +19,7 @@ use crate::execute::job::Job;
 use crate::host::Gpu;
 use crate::key::Preimage;
 use crate::spec::{Command, Location, Pipeline, Retry, SecretSource, Source, Stage};
+use crate::store::RunManifest;
 use crate::store::lease::Holder;
 
 /// The version of these formats.
@@ -156,7 +157,7 @@ impl WorkItem {
         };
         Ok(Pipeline {
             // Runs of workers are no runs of the pipeline: `gc` and `status` count those.
-            name: format!("{}.worker", self.pipeline),
+            name: RunManifest::name_of_worker(&self.pipeline),
             params: BTreeMap::new(),
             secrets: self.secrets.clone(),
             stages: vec![stage],
