@@ -416,6 +416,21 @@ fn a_failure_on_a_worker_is_the_leaders() {
     assert_eq!((site.objects("work"), site.objects("work-failed")), (Vec::new(), Vec::new()));
 }
 
+/// A leader that was silent for long has its announcements removed; when it goes on it makes them again.
+#[test]
+fn what_was_removed_is_announced_again() {
+    let site = Site::new(false);
+    let leader = site.leader();
+    let run = Process::start(&leader, &["run", "p.yaml"]);
+    run.wait_to_say("no worker of executor `gpu` takes it yet");
+    std::fs::remove_file(&site.objects("work")[0]).unwrap();
+    until("the announcement once more", || !site.objects("work").is_empty());
+    let machine = site.gpu_machine();
+    let _worker = Process::start(&machine, &["worker"]);
+    let (status, said) = run.end();
+    assert_eq!(status, 0, "{said}");
+}
+
 #[test]
 fn nobody_works_for_a_leader_that_is_gone() {
     let site = Site::new(false);

@@ -62,12 +62,16 @@ impl Workers {
         }
         share_inputs(job).await?;
         let name = WorkName { key: job.resolved.key, run: job.context.run.clone(), attempt: job.attempt };
-        let item = serde_json::to_vec(&WorkItem::of(job)).expect("a work item is plain data");
-        store.put_work(&self.name, &name, item.into()).await?;
+        self.announce(job, &name).await?;
         let outcome = self.watch(job, &name).await;
         // One that cannot be withdrawn is removed by a worker, when this run has ended.
         let _ = store.end_work(&self.name, &name).await;
         outcome
+    }
+
+    async fn announce(&self, job: &Job, name: &WorkName) -> Result<(), StoreError> {
+        let item = serde_json::to_vec(&WorkItem::of(job)).expect("a work item is plain data");
+        job.context.store.put_work(&self.name, name, item.into()).await
     }
 
     /// Waits for the record, or for a failure.
@@ -109,6 +113,10 @@ impl Workers {
             return Ok(());
         }
         seen.called = Some(Instant::now());
+        // A worker removed it while this run was silent for so long that it counted as dead: a laptop that slept.
+        if let Ok(None) = job.context.store.work_item(&self.name, name).await {
+            let _ = self.announce(job, name).await;
+        }
         let Ok(workers) = living(job, &self.name).await else { return Ok(()) };
         for worker in &workers {
             if let Some(why) = worker.left.get(&name.key)
