@@ -112,9 +112,10 @@ impl Workers {
         if seen.called.is_some_and(|last| last.elapsed() < ROLL_CALL) {
             return Ok(());
         }
-        seen.called = Some(Instant::now());
         // A worker removed it while this run was silent for so long that it counted as dead: a laptop that slept.
-        if let Ok(None) = job.context.store.work_item(&self.name, name).await {
+        if seen.called.replace(Instant::now()).is_some()
+            && let Ok(None) = job.context.store.work_item(&self.name, name).await
+        {
             let _ = self.announce(job, name).await;
         }
         let Ok(workers) = living(job, &self.name).await else { return Ok(()) };
@@ -127,9 +128,8 @@ impl Workers {
         }
         // Several share the rows of a stage, and each of them counts those that it knows to be done.
         let furthest = workers.iter().filter_map(|worker| worker.progress.get(&name.key)).max_by_key(|one| one.done);
-        if let Some(progress) = furthest.filter(|one| seen.progress.as_ref().is_none_or(|seen| seen.done < one.done)) {
-            seen.progress = Some(progress.clone());
-            let Progress { done, total, unit } = progress.clone();
+        if let Some(Progress { done, total, unit }) = furthest.filter(|one| Some(one.done) > seen.done).cloned() {
+            seen.done = Some(done);
             job.emit(RunEvent::StageProgress { stage: job.stage().name.clone(), done, total, unit });
         }
         if workers.iter().any(|worker| !worker.left.contains_key(&name.key)) {
@@ -154,7 +154,7 @@ impl Workers {
 struct Seen {
     holders: BTreeSet<String>,
     refusals: BTreeSet<(String, String)>,
-    progress: Option<Progress>,
+    done: Option<u64>,
     called: Option<Instant>,
     alone_since: Option<Instant>,
     is_told: bool,

@@ -9,7 +9,7 @@ import pathlib
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -92,8 +92,8 @@ class Connection:
 # What the fixtures `reference` and `connection` are made of.
 
 
-def started() -> Iterator[Reference]:
-    process = Reference()
+def started(device: str = "cpu") -> Iterator[Reference]:
+    process = Reference(device)
     yield process
     process.close()
 
@@ -210,6 +210,24 @@ TUPLE = model("x: return x.exp(), x > 0", "[torch.randn(5, 7)]")
 SCALAR = model(
     "x, alpha: return x * alpha + self.beta", "[torch.randn(9), 0.5]", "self.beta = beta", "[3]", "beta", "beta = 2"
 )
+
+
+BATCH_NORM = model("x: return self.norm(x)", "[torch.randn(8, 5, 6, 6)]", "self.norm = nn.BatchNorm2d(5)")
+
+
+def writes(function: Callable[["CandidateSet"], Any]) -> Callable[["CandidateSet"], None]:
+    """A candidate that computes its outputs by a function of all that it may read."""
+
+    def candidate(arguments: "CandidateSet") -> None:
+        results = function(arguments)
+        results = results if isinstance(results, tuple) else (results,)
+        outputs = [arguments[tensor["name"]] for tensor in arguments.spec["outputs"]]
+        for output, result in zip(outputs, results, strict=True):
+            output.copy_(result)
+        if any(output.is_cuda for output in outputs):
+            torch.cuda.synchronize()
+
+    return candidate
 
 
 # Candidates for a task of one softmax: the right one, and some that are not.

@@ -13,12 +13,24 @@ torch = pytest.importorskip("torch")
 
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent)]
 
-from reference_client import MATMUL, NORM, RELU, SCALAR, TUPLE, Failure, connected, make_task, model, started
+from reference_client import (
+    BATCH_NORM,
+    MATMUL,
+    NORM,
+    RELU,
+    SCALAR,
+    TUPLE,
+    Failure,
+    connected,
+    make_task,
+    model,
+    started,
+    writes,
+)
 
 F = torch.nn.functional
 
 SOFTMAX = model("x: return torch.softmax(x, -1)", "[torch.randn(64, 1000)]")
-BATCH_NORM = model("x: return self.norm(x)", "[torch.randn(8, 5, 6, 6)]", "self.norm = nn.BatchNorm2d(5)")
 CONVOLUTION = model("x: return self.conv(x)", "[torch.randn(2, 3, 12, 12)]", "self.conv = nn.Conv2d(3, 4, 3)")
 BFLOAT16 = model("x: return x * 2 + torch.sin(x)", "[torch.randn(999, dtype=torch.bfloat16)]")
 ARGMAX = model("x: return torch.argmax(x, 1)", "[torch.randn(50, 30)]")
@@ -28,18 +40,6 @@ TRANSPOSED = model("x: return x * 2", "[torch.randn(6, 9).t()]")
 
 reference = pytest.fixture(scope="module")(started)
 connection = pytest.fixture(connected)
-
-
-def writes(function):
-    """A candidate that computes its outputs by a function of all that it may read."""
-
-    def candidate(arguments):
-        results = function(arguments)
-        results = results if isinstance(results, tuple) else (results,)
-        for tensor, result in zip(arguments.spec["outputs"], results, strict=True):
-            arguments[tensor["name"]].copy_(result)
-
-    return candidate
 
 
 RIGHT = {

@@ -18,7 +18,7 @@ sys.path[:0] = [str(HERE)]
 
 import itertools
 
-from reference_client import Failure, Reference, make_task, model
+from reference_client import BATCH_NORM, Failure, connected, make_task, model, started, writes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -28,7 +28,6 @@ SOFTMAX = model("x: return torch.softmax(x, -1)", "[torch.randn(4096, 1024)]")
 MATMUL = model("a, b: return a @ b", "[torch.randn(256, 2048), torch.randn(2048, 256)]")
 BFLOAT16 = model("x: return torch.sigmoid(x)", "[torch.randn(1000, dtype=torch.bfloat16)]")
 BOOLEANS = model("x: return x > 0, x.argmax(-1)", "[torch.randn(30, 40)]")
-BATCH_NORM = model("x: return self.norm(x)", "[torch.randn(8, 5, 6, 6)]", "self.norm = nn.BatchNorm2d(5)")
 LINEAR = model("x: return torch.relu(self.linear(x))", "[torch.randn(64, 512)]", "self.linear = nn.Linear(512, 512)")
 PINNED = model(
     "x, y: return x + y",
@@ -39,26 +38,10 @@ PINNED = model(
 
 @pytest.fixture(scope="module")
 def reference():
-    process = Reference("cuda:0")
-    yield process
-    process.close()
+    yield from started("cuda:0")
 
 
-@pytest.fixture()
-def connection(reference):
-    with reference.connect() as connection:
-        yield connection
-
-
-def writes(function):
-    def candidate(arguments):
-        results = function(arguments)
-        results = results if isinstance(results, tuple) else (results,)
-        for tensor, result in zip(arguments.spec["outputs"], results, strict=True):
-            arguments[tensor["name"]].copy_(result)
-        torch.cuda.synchronize()
-
-    return candidate
+connection = pytest.fixture(connected)
 
 
 RIGHT = {

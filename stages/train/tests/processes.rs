@@ -126,7 +126,6 @@ impl Stage {
     }
 
     /// Metrics by name and step, without what depends on the clock, and on what was in the sampler's batch at the same time.
-    /// By name and step, but for times and how far sampler and trainer are apart.
     fn metrics(&self) -> BTreeMap<String, f64> {
         let is_of_the_run =
             |name: &str| ["timing_s/", "perf/t", "training/"].iter().all(|start| !name.starts_with(start));

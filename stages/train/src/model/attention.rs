@@ -79,10 +79,15 @@ pub(crate) fn packed(queries: &Tensor, keys: &Tensor, values: &Tensor, lengths: 
             return attend(heads.map(fill), longest).index_select(0, &places);
         }
     }
-    let [queries, keys, values] = heads.map(|heads| heads.split_with_sizes(&some, 0));
-    let each = queries.into_iter().zip(keys).zip(values).zip(some);
+    by_sequence(heads, &some, attend)
+}
+
+/// Lets `attend` see the heads of one sequence after another, with its length, and puts the results together again.
+pub(super) fn by_sequence(heads: [&Tensor; 3], lengths: &[i64], attend: impl Fn([Tensor; 3], i64) -> Tensor) -> Tensor {
+    let [queries, keys, values] = heads.map(|heads| heads.split_with_sizes(lengths, 0));
+    let each = queries.into_iter().zip(keys).zip(values).zip(lengths);
     let parts: Vec<Tensor> =
-        each.map(|(((queries, keys), values), length)| attend([queries, keys, values], length)).collect();
+        each.map(|(((queries, keys), values), length)| attend([queries, keys, values], *length)).collect();
     Tensor::cat(&parts, 0)
 }
 

@@ -239,6 +239,11 @@ impl Decoder {
         self.is_exact
     }
 
+    /// How many keys there is room for in attention over this many.
+    pub(crate) fn room_for_keys(&self, count: i64) -> i64 {
+        if self.is_exact { exact::keys(count) } else { count }
+    }
+
     /// Its configuration.
     pub fn config(&self) -> &Config {
         &self.config

@@ -7,6 +7,8 @@
 
 use tch::{Kind, Tensor};
 
+use super::attention::by_sequence;
+
 /// Rows of every product: the least that keep a GPU busy.
 const ROWS: i64 = 256;
 
@@ -37,23 +39,19 @@ pub(super) fn by_rows<const INPUTS: usize, const OUTPUTS: usize>(
 }
 
 /// How many keys there are room for in attention over this many.
-pub(crate) fn keys(count: i64) -> i64 {
+pub(super) fn keys(count: i64) -> i64 {
     (count + KEYS - 1) / KEYS * KEYS
 }
 
 /// Causal attention within each sequence of a packed batch, as [`super::attention::packed`] has it.
 pub(super) fn packed(queries: &Tensor, keys: &Tensor, values: &Tensor, lengths: &[i64]) -> Tensor {
     let some: Vec<i64> = lengths.iter().copied().filter(|length| *length > 0).collect();
-    let heads = [queries, keys, values].map(|heads| heads.split_with_sizes(&some, 0));
-    let [queries, keys, values] = heads;
-    let each = queries.into_iter().zip(keys).zip(values);
-    let parts: Vec<Tensor> = each.map(|((queries, keys), values)| sequence(&queries, &keys, &values)).collect();
-    Tensor::cat(&parts, 0)
+    by_sequence([queries, keys, values], &some, |heads, _| sequence(heads))
 }
 
 /// Causal attention of one sequence: queries `[n, heads, width]`, keys and values `[n, key_value_heads, width]` to
 /// `[n, heads · width]`.
-fn sequence(queries: &Tensor, keys: &Tensor, values: &Tensor) -> Tensor {
+fn sequence([queries, keys, values]: [Tensor; 3]) -> Tensor {
     let (count, groups, width) = keys.size3().expect("keys have three dimensions");
     let shared_by = queries.size()[1] / groups;
     let room = self::keys(count);
@@ -68,7 +66,7 @@ fn sequence(queries: &Tensor, keys: &Tensor, values: &Tensor) -> Tensor {
     let sees = |own: Tensor| places(room).unsqueeze(0).le_tensor(&own.unsqueeze(1));
     // Queries that share keys are rows of one product, as in a step of decoding.
     let grouped = queries.reshape([count, groups, shared_by, width]);
-    let (keys, values) = (filled(keys), filled(values));
+    let (keys, values) = (filled(&keys), filled(&values));
     if queries.device().is_cuda() {
         // So are queries of other places: a row of the kernel's tiles does not depend on those beside it.
         let rows = grouped.transpose(0, 1).reshape([1, groups, -1, width]);

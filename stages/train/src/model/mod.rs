@@ -23,4 +23,3 @@ pub use self::packed::{Packed, common};
 pub use self::weights::{Checkpoint, write_file};
 
 pub(crate) use self::decoder::StepWeights;
-pub(crate) use self::exact::keys as exact_keys;

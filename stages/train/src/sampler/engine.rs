@@ -8,7 +8,7 @@ use std::rc::Rc;
 use tch::{Kind, Tensor};
 
 use crate::TrainError;
-use crate::model::{Decoder, Packed, exact_keys};
+use crate::model::{Decoder, Packed};
 use crate::sampler::cache::Cache;
 use crate::sampler::draw::{self, Row};
 use crate::sampler::fused::{self, Fused};
@@ -84,8 +84,7 @@ pub(super) struct Engine<L> {
 impl<L: Listener> Engine<L> {
     pub fn new(mut decoder: Decoder, tokenizer: Option<Tokenizer>, options: Options) -> Self {
         let Options { slots, capacity, is_plain } = options;
-        let room = if decoder.is_exact() { exact_keys(capacity) } else { capacity };
-        let cache = Cache::new(&decoder, slots, room);
+        let cache = Cache::new(&decoder, slots, decoder.room_for_keys(capacity));
         let fused = if is_plain || decoder.is_exact() { None } else { fuse(&mut decoder, slots) };
         let (waiting, active) = (VecDeque::new(), Vec::new());
         Self {
@@ -344,7 +343,7 @@ impl<L: Listener> Engine<L> {
         let tokens = self.active.iter().map(|one| *one.tokens.last().expect("the prompt gave the first")).collect();
         let positions: Vec<i64> = self.active.iter().map(|one| one.cached).collect();
         let longest = positions.iter().max().expect("there is a sequence") + 1;
-        let longest = if self.decoder.is_exact() { exact_keys(longest) } else { longest };
+        let longest = self.decoder.room_for_keys(longest);
         let places = (0i64..).zip(&positions).map(|(slot, position)| slot * self.cache.capacity + position).collect();
         let (places, positions) = (tensor(places), tensor(positions));
         let columns = Tensor::arange(longest, (Kind::Int64, device)).unsqueeze(0);

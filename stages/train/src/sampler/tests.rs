@@ -99,11 +99,7 @@ fn log_probabilities_are_those_of_a_full_forward_pass() {
 /// How many log-probabilities of samples differ in any bit from those of the trainer's forward pass, without gradients and with
 /// them; and how many there are.
 fn different_bits(kind: Kind, is_exact: bool, slots: usize) -> [usize; 3] {
-    let load = || {
-        let config = decoder(1).config().clone();
-        Decoder::random(&config, 1, &LoadOptions { kind, ..OPTIONS }).exact(is_exact)
-    };
-    let mut trained = load();
+    let mut trained = Decoder::random(decoder(1).config(), 1, &LoadOptions { kind, ..OPTIONS }).exact(is_exact);
     trained.add_lora(&crate::model::LoraConfig::all(2), 3);
     tch::no_grad(|| {
         for parameter in trained.parameters().iter().filter(|parameter| parameter.name.contains("lora_B")) {
