@@ -1,4 +1,4 @@
-"""`ops/split`: tasks to train on, and held-out ones in three groups that are disjoint from them by construction.
+"""`ops/split`: tasks to train on, and held-out ones in up to three groups that are disjoint from them by construction.
 
 The groups are taken in an order in which none undoes another: operators first, since everything with a new operator
 leaves the pool; then pairs, all tasks with which leave it; then sizes. What is held out is chosen in the order of a
@@ -83,9 +83,14 @@ class Split:
         return any(family in self.params["reducing"] for family in task.families)
 
     def run(self) -> None:
-        self._hold_out("new_operators", self._with_new_operators())
-        self._hold_out("new_pairs", self._with_new_pairs())
-        self._hold_out("new_shapes", self._with_new_shapes())
+        takes = {
+            "new_operators": self._with_new_operators,
+            "new_pairs": self._with_new_pairs,
+            "new_shapes": self._with_new_shapes,
+        }
+        for group, take in takes.items():
+            if group in self.params["groups"]:
+                self._hold_out(group, take())
 
     def _hold_out(self, group: str, tasks: list[Task]) -> None:
         """`count` of the tasks, by their digests; the others are left out, since nothing of them may be trained on."""
@@ -217,6 +222,16 @@ def with_measurements(table: "pyarrow.Table", path: str) -> "pyarrow.Table":
     return table
 
 
+def check_groups(groups: list[Any]) -> None:
+    unknown = [str(group) for group in groups if group not in GROUPS]
+    if unknown or not groups:
+        raise stage.StageError(
+            f"unknown groups: {', '.join(unknown)}" if unknown else "groups is empty",
+            kind="input",
+            hint=f"groups is a list of {', '.join(GROUPS)}",
+        )
+
+
 def check_columns(table: "pyarrow.Table") -> None:
     missing = [name for name in ("code", "ops", "families") if name not in table.column_names]
     if missing:
@@ -233,8 +248,11 @@ def check_columns(table: "pyarrow.Table") -> None:
 def check_counts(split: Split, params: dict[str, Any]) -> None:
     """Every group that lacks tasks, at once."""
     counts = collections.Counter(split.groups.values())
-    lacking = [f"{group}: {counts[group]} of {params['count']}" for group in GROUPS if counts[group] < params["count"]]
-    hints = [f"{group} needs {WHAT_HELPS[group]}" for group in GROUPS if counts[group] < params["count"]]
+    short = [group for group in GROUPS if group in params["groups"] and counts[group] < params["count"]]
+    lacking = [f"{group}: {counts[group]} of {params['count']}" for group in short]
+    hints = [f"{group} needs {WHAT_HELPS[group]}" for group in short]
+    if short:
+        hints.append("`groups` without it holds out the others alone" if len(short) == 1 else "a smaller count may do")
     if len(split.pool) < params["train_at_least"]:
         lacking.append(f"train: {len(split.pool)} of {params['train_at_least']}")
         hints.append("train needs more tasks, or a smaller count")
@@ -270,6 +288,7 @@ def work(program: stage.Program) -> None:
     import pyarrow.parquet
 
     params = program.params
+    check_groups(params["groups"])
     table = pyarrow.parquet.read_table(program.inputs["tasks"]["path"])
     if program.inputs.get("measurements"):
         table = with_measurements(table, program.inputs["measurements"]["path"])
@@ -302,7 +321,7 @@ def report(program: stage.Program, split: Split) -> None:
         program.metric(f"split/{name}", count)
     program.log(
         f"{len(split.pool)} tasks of {len(operators)} operators to train on; held out: "
-        + ", ".join(f"{counts[group]} {group}" for group in GROUPS)
+        + ", ".join(f"{counts[group]} {group}" for group in GROUPS if group in program.params["groups"])
         + f"; left out: {', '.join(f'{count} {reason}' for reason, count in sorted(reasons.items())) or 'none'}"
     )
 

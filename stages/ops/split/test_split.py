@@ -38,6 +38,7 @@ FAMILIES = {
 }
 DIFFICULTY = {"elementwise": 0, "activation": 0, "reduction": 1, "scan": 1.5, "normalization": 2, "softmax": 2}
 PARAMS = {
+    "groups": ["new_shapes", "new_pairs", "new_operators"],
     "count": 6,
     "train_at_least": 1,
     "seed": 0,
@@ -259,6 +260,27 @@ def test_what_is_lacking_is_told_at_once(tmp_path, rows, params, told):
     error = json.loads((tmp_path / "a" / "error.json").read_text())
     assert error["kind"] == "input" and all(text in error["message"] for text in told), error
     assert "needs" in error["hint"]
+
+
+def test_a_group_that_is_not_wanted_stays_in_training(tmp_path):
+    # No chain occurs with two sizes: there are no new shapes.
+    names = sorted(set(FAMILIES) - {"nn.Softsign"})
+    rows = [row(list(chain), 16) for chain in [*itertools.combinations(names, 1), *itertools.combinations(names, 2)]]
+    assert run(tmp_path / "a", rows, count=4).returncode == 1
+    error = json.loads((tmp_path / "a" / "error.json").read_text())
+    assert error["message"] == "too few tasks: new_shapes: 0 of 4" and "`groups` without it" in error["hint"]
+    ended = run(tmp_path / "b", rows, count=4, groups=["new_pairs", "new_operators"])
+    assert ended.returncode == 0, ended.stderr
+    train, held_out = outputs(tmp_path / "b")
+    assert {each["group"] for each in held_out} == {"new_pairs", "new_operators"}
+    assert train and "new_shapes" not in ended.stderr
+
+
+@pytest.mark.parametrize("groups, told", [(["new_shape"], "unknown groups: new_shape"), ([], "groups is empty")])
+def test_groups_have_three_names(tmp_path, groups, told):
+    assert run(tmp_path / "a", table(1), groups=groups).returncode == 1
+    error = json.loads((tmp_path / "a" / "error.json").read_text())
+    assert error["message"] == told and "new_shapes, new_pairs, new_operators" in error["hint"]
 
 
 def test_tables_that_do_not_fit_are_refused(tmp_path):
