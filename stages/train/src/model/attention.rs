@@ -69,17 +69,24 @@ pub(crate) fn packed(queries: &Tensor, keys: &Tensor, values: &Tensor, lengths: 
             return attend(heads.map(Tensor::shallow_clone), longest);
         }
         if filled * FILLED.1 <= total * FILLED.0 {
-            let begins = (0..).map(|number| number * longest);
-            let places: Vec<i64> = begins.zip(&some).flat_map(|(begin, length)| begin..begin + length).collect();
-            let places = Tensor::from_slice(&places).to_device(queries.device());
-            let fill = |heads: &Tensor| {
-                let (_, count, width) = heads.size3().expect("heads have three dimensions");
-                heads.new_zeros([filled, count, width], (heads.kind(), heads.device())).index_copy(0, &places, heads)
-            };
-            return attend(heads.map(fill), longest).index_select(0, &places);
+            return filled_up(heads, &some);
         }
     }
     by_sequence(heads, &some, attend)
+}
+
+/// One call for all sequences, each filled up to the longest.
+fn filled_up(heads: [&Tensor; 3], lengths: &[i64]) -> Tensor {
+    let longest = lengths.iter().max().copied().unwrap_or(0);
+    let filled = longest * lengths.len() as i64;
+    let begins = (0..).map(|number| number * longest);
+    let places: Vec<i64> = begins.zip(lengths).flat_map(|(begin, length)| begin..begin + length).collect();
+    let places = Tensor::from_slice(&places).to_device(heads[0].device());
+    let fill = |heads: &Tensor| {
+        let (_, count, width) = heads.size3().expect("heads have three dimensions");
+        heads.new_zeros([filled, count, width], (heads.kind(), heads.device())).index_copy(0, &places, heads)
+    };
+    attend(heads.map(fill), longest).index_select(0, &places)
 }
 
 /// Lets `attend` see the heads of one sequence after another, with its length, and puts the results together again.
@@ -110,4 +117,29 @@ fn attend([queries, keys, values]: [Tensor; 3], length: i64) -> Tensor {
         grouped,
     );
     output.transpose(1, 2).flatten(0, 1).flatten(1, 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequences_that_are_filled_up_attend_as_each_by_itself() {
+        tch::manual_seed(5);
+        let lengths = [5, 3, 6, 1];
+        let heads = [4, 2, 2].map(|count| Tensor::randn([15, count, 8], (Kind::Float, Device::Cpu)));
+        let weights = Tensor::randn([15, 32], (Kind::Float, Device::Cpu));
+        let gradients = |run: &dyn Fn([&Tensor; 3]) -> Tensor| {
+            let leaves = heads.each_ref().map(|heads| heads.copy().set_requires_grad(true));
+            let output = run(leaves.each_ref());
+            (&output * &weights).sum(Kind::Float).backward();
+            let [queries, keys, values] = leaves.map(|leaf| leaf.grad());
+            [output.detach(), queries, keys, values]
+        };
+        let found = gradients(&|heads| filled_up(heads, &lengths));
+        let expected = gradients(&|heads| by_sequence(heads, &lengths, attend));
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!(found.allclose(expected, 1e-5, 1e-6, false), "{found:?} {expected:?}");
+        }
+    }
 }
