@@ -108,7 +108,7 @@ enum Pushed {
 async fn push_one(store: &Store, nearby: &Store, key: Digest) -> Result<Pushed, CliError> {
     let (_, Some(ours)) = nearby.newest(&key).await? else { return Ok(Pushed::Gone) };
     let (generation, Some(record)) = store.newest(&key).await? else { return Ok(Pushed::Gone) };
-    let there = record.nonce != ours.nonce || store.is_shared(&record, generation);
+    let there = record.nonce != ours.nonce || store.is_shared(record.id(), generation);
     let made = record.nonce.clone();
     let shared = store.offer(record, generation).await?;
     if store.unshared().contains_key(&key) {

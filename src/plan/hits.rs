@@ -1,19 +1,25 @@
 //! What the store has already: a run that finds everything does little else.
 
 use std::collections::HashMap;
+use std::sync::Mutex;
 
-use super::{Found, Outputs, PlanError, Planner, StagePlan, Verdict, producers, waits};
+use super::{Found, Outputs, PlanError, Planner, Resolved, StagePlan, Verdict, lack, producers, waits};
 use crate::spec::Pipeline;
-use crate::store::local::LocalView;
+use crate::store::local::{LocalView, Look};
+use crate::store::record::Brief;
 use crate::store::{CONCURRENT, Store};
 
 /// Number of stages from which lookups are divided among threads.
 const WORTH_THREADS: usize = 64;
+/// Number of stages that a thread looks up at a time.
+const PART: usize = 32;
 
 /// What is kept of a hit while others are looked up.
 pub trait Hit: Sized + Send + Sync {
     /// `None` where it is no hit.
     fn of(plan: StagePlan, store: &Store) -> Option<Self>;
+    /// Of a hit whose record was read as far as was needed.
+    fn of_brief(resolved: Resolved, brief: Brief, generation: u32, store: &Store) -> Option<Self>;
     /// What it made.
     fn made(&self) -> Option<&Outputs>;
 }
@@ -21,6 +27,11 @@ pub trait Hit: Sized + Send + Sync {
 impl Hit for StagePlan {
     fn of(plan: StagePlan, _: &Store) -> Option<Self> {
         matches!(plan.verdict, Verdict::Hit { .. }).then_some(plan)
+    }
+
+    fn of_brief(resolved: Resolved, brief: Brief, generation: u32, _: &Store) -> Option<Self> {
+        let verdict = Verdict::Hit { record: Box::new(brief.record()?), generation };
+        Some(Self { resolved: Some(resolved), verdict })
     }
 
     fn made(&self) -> Option<&Outputs> {
@@ -33,9 +44,15 @@ impl Hit for Found {
         let StagePlan { resolved: Some(resolved), verdict: Verdict::Hit { record, generation } } = plan else {
             return None;
         };
-        let is_shared = store.is_shared(&record, generation);
+        let is_shared = store.is_shared(record.id(), generation);
         let (key, base, rows) = (resolved.key, resolved.base, record.rows);
         Some(Self { key, base, rows, outputs: record.outputs, is_shared })
+    }
+
+    fn of_brief(resolved: Resolved, brief: Brief, generation: u32, store: &Store) -> Option<Self> {
+        let is_shared = store.is_shared(brief.id(), generation);
+        let (key, base, rows) = (resolved.key, resolved.base, brief.rows);
+        Some(Self { key, base, rows, outputs: brief.outputs, is_shared })
     }
 
     fn made(&self) -> Option<&Outputs> {
@@ -57,6 +74,9 @@ impl Planner<'_> {
         let has_remote = self.store.has_remote();
         let chosen: Vec<usize> = order.iter().copied().filter(|index| selected[*index]).collect();
         let _end = self.store.ahead().map(|ahead| ahead.ends_with_this());
+        if let Some(ahead) = self.store.ahead() {
+            ahead.call_off();
+        }
         let Some(view) = self.store.local_view().filter(|_| has_remote || chosen.len() >= WORTH_THREADS) else {
             return Ok(found);
         };
@@ -90,18 +110,29 @@ impl Planner<'_> {
             if is_halted() {
                 return None;
             }
-            let plan = self.hit_at_once(view, *index, |producer| found.get(&producer).and_then(H::made))?;
-            Some((*index, H::of(plan, self.store)?))
+            let known = |producer| found.get(&producer).and_then(H::made);
+            let (resolved, brief, generation) = self.hit_at_once(view, *index, known)?;
+            Some((*index, H::of_brief(resolved, brief, generation, self.store)?))
         };
         if ready.len() < WORTH_THREADS {
             return ready.iter().filter_map(look).collect();
         }
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
+        // Some stages were looked up ahead, so that equal parts would not take equally long.
+        let parts = Mutex::new(ready.chunks(PART));
+        let next = || parts.lock().expect("no panic happens under this lock").next();
+        let work = || {
+            let mut hits = Vec::with_capacity(ready.len() / threads + PART);
+            while let Some(part) = next() {
+                hits.extend(part.iter().filter_map(look));
+            }
+            hits
+        };
         std::thread::scope(|scope| {
-            let parts = ready.chunks(ready.len().div_ceil(threads));
-            let threads: Vec<_> =
-                parts.map(|part| scope.spawn(move || part.iter().filter_map(look).collect::<Vec<_>>())).collect();
-            threads.into_iter().flat_map(|thread| thread.join().expect("looking up does not panic")).collect()
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            let mut hits = work();
+            hits.extend(others.into_iter().flat_map(|thread| thread.join().expect("looking up does not panic")));
+            hits
         })
     }
 
@@ -114,20 +145,22 @@ impl Planner<'_> {
         futures::stream::iter(looks).buffer_unordered(CONCURRENT).filter_map(std::future::ready).collect().await
     }
 
-    /// The plan of a stage, if what is at hand tells that it is a hit.
+    /// What a stage is made of and its record with the generation of that, if what is at hand tells that it is a hit.
     fn hit_at_once<'k>(
         &self,
         view: &LocalView,
         index: usize,
         known: impl Fn(usize) -> Option<&'k Outputs>,
-    ) -> Option<StagePlan> {
+    ) -> Option<(Resolved, Brief, u32)> {
         let stage = &self.pipeline.stages[index];
-        if !waits(stage, &known).is_empty() {
+        if self.refresh.contains(&index) || !waits(stage, &known).is_empty() {
             return None;
         }
         let resolved = self.resolve_at_once(stage, known)?;
-        let verdict = self.hit(index, stage, &resolved, self.store.look_up_at_once(view, &resolved.key).ok()?).ok()?;
-        Some(StagePlan { resolved: Some(resolved), verdict })
+        let Look { generation, record } = self.store.look_up_at_once(view, &resolved.key).ok()?;
+        let (brief, missing) = record?;
+        let is_hit = brief.is_of(&resolved.preimage) && lack(stage, brief.rows, missing).is_none();
+        is_hit.then_some((resolved, brief, generation))
     }
 }
 

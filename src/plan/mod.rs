@@ -182,6 +182,21 @@ impl StagePlan {
     }
 }
 
+/// Why a record of the same pre-image is no hit, with the number of its rows and an output whose blobs are missing.
+fn lack(stage: &Stage, rows: Option<RowCounts>, missing: Option<String>) -> Option<MissReason> {
+    let rows = rows.unwrap_or_default();
+    match missing {
+        Some(output) => Some(MissReason::BlobMissing { output }),
+        // A stage may pass without them, but each run tries them again.
+        None if rows.failed > 0 => Some(MissReason::RowsFailed { count: rows.failed }),
+        None if stage.max_rejected.is_some_and(|most| rows.rejected > most) => {
+            let most = stage.max_rejected.unwrap_or_default();
+            Some(MissReason::RowsRejected { count: rows.rejected, most })
+        }
+        None => None,
+    }
+}
+
 /// The stages that feed a stage.
 pub fn producers(stage: &Stage) -> Vec<usize> {
     #[cfg(test)]
@@ -426,18 +441,7 @@ impl<'a> Planner<'a> {
         let Some((record, missing)) = record.filter(|(record, _)| record.preimage == resolved.preimage) else {
             return Err((Vec::new(), generation));
         };
-        let rows = record.rows.unwrap_or_default();
-        let reason = match missing {
-            Some(output) => Some(MissReason::BlobMissing { output }),
-            // A stage may pass without them, but each run tries them again.
-            None if rows.failed > 0 => Some(MissReason::RowsFailed { count: rows.failed }),
-            None if stage.max_rejected.is_some_and(|most| rows.rejected > most) => {
-                let most = stage.max_rejected.unwrap_or_default();
-                Some(MissReason::RowsRejected { count: rows.rejected, most })
-            }
-            None => None,
-        };
-        match reason {
+        match lack(stage, record.rows, missing) {
             None if !self.refresh.contains(&index) => Ok(Verdict::Hit { record: Box::new(record), generation }),
             reason => Err((reason.into_iter().collect(), generation)),
         }

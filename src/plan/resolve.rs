@@ -181,10 +181,13 @@ impl Planner<'_> {
 /// What row results of a by-row kind are filed under, or checkpoints of a kind that has them: the key without the parameter
 /// that continues, all of it where none does.
 pub fn base_key(kind: &Manifest, preimage: &Preimage) -> Option<Digest> {
+    if kind.by_row.is_none() && !kind.has_checkpoints() {
+        return None;
+    }
     let mut base = preimage.clone();
     let Some(by_row) = &kind.by_row else {
         kind.continued().map(|name| base.params.remove(name));
-        return kind.has_checkpoints().then(|| base.versioned().key());
+        return Some(base.versioned().key());
     };
     let columns = &kind.inputs[&by_row.port].columns;
     let columns = columns.iter().map(|(name, column)| (name.clone(), column.to_string())).collect();

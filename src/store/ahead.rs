@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use serde::Deserialize;
 
 use super::local::{LocalView, Look};
+use super::record::Brief;
 use super::state::StageState;
 use super::{LAYOUT, Store, StoreError};
 use crate::digest::Digest;
@@ -25,13 +26,16 @@ enum Slot {
     Todo,
     /// Somebody is at it, or has had it.
     Taken,
-    Done(Box<Look>),
+    Done(Box<Look<Brief>>),
 }
 
 /// Looks of the keys of a run.
 #[derive(Default)]
 pub struct Ahead {
     looks: OnceLock<HashMap<Digest, Mutex<Slot>>>,
+    /// Nothing more is looked up.
+    is_called_off: AtomicBool,
+    /// Nothing more is taken either.
     has_ended: AtomicBool,
 }
 
@@ -56,7 +60,7 @@ impl Ahead {
         let slots = self.looks.get_or_init(|| keys.iter().map(|key| (*key, Mutex::new(Slot::Todo))).collect());
         for key in &keys {
             let slot = &slots[key];
-            if self.has_ended.load(Ordering::Relaxed) {
+            if self.is_called_off.load(Ordering::Relaxed) {
                 break;
             }
             if matches!(std::mem::replace(&mut *lock(slot), Slot::Taken), Slot::Todo) {
@@ -68,7 +72,7 @@ impl Ahead {
     }
 
     /// The look of a key, where it is there; whoever gets none looks for themselves.
-    pub fn take(&self, key: &Digest) -> Option<Look> {
+    pub fn take(&self, key: &Digest) -> Option<Look<Brief>> {
         let slot = self.looks.get()?.get(key)?;
         if self.has_ended.load(Ordering::Relaxed) {
             return None;
@@ -79,6 +83,12 @@ impl Ahead {
         }
     }
 
+    /// Looks up nothing more. Whoever begins to look everything up keeps all cores busy, and would come upon each key
+    /// just when this is at it.
+    pub fn call_off(&self) {
+        self.is_called_off.store(true, Ordering::Relaxed);
+    }
+
     /// Ends it when the result is dropped.
     pub fn ends_with_this(&self) -> Ends<'_> {
         Ends(self)
@@ -87,7 +97,7 @@ impl Ahead {
 
 impl Store {
     /// What a key has on this machine, at once. A look that was made ahead is used up.
-    pub fn look_up_at_once(&self, view: &LocalView, key: &Digest) -> Result<Look, StoreError> {
+    pub fn look_up_at_once(&self, view: &LocalView, key: &Digest) -> Result<Look<Brief>, StoreError> {
         match self.ahead().and_then(|ahead| ahead.take(key)) {
             Some(look) => Ok(look),
             None => view.look_up(key),
@@ -100,6 +110,7 @@ pub struct Ends<'a>(&'a Ahead);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
+        self.0.call_off();
         self.0.has_ended.store(true, Ordering::Relaxed);
         self.0.looks.get().into_iter().flatten().for_each(|(_, slot)| *lock(slot) = Slot::Taken);
     }
@@ -204,10 +215,11 @@ mod tests {
         let ahead = begun(&store);
         assert_eq!(ahead.looks.get().unwrap().len(), 2, "what failed has no result");
         let look = ahead.take(&a.key).unwrap();
-        assert_eq!((look.generation, look.record), (1, Some((a.clone(), None))));
+        let full = |look: Look<Brief>| look.record.map(|(brief, missing)| (brief.record().unwrap(), missing));
+        assert_eq!((look.generation, full(look)), (1, Some((a.clone(), None))));
         assert!(ahead.take(&a.key).is_none(), "whoever looks again wants to know how it is by then");
         let look = ahead.take(&b.key).unwrap();
-        assert_eq!(look.record, Some((b, Some("out".into()))), "its blob is gone");
+        assert_eq!(full(look), Some((b, Some("out".into()))), "its blob is gone");
         assert!(ahead.take(&Digest::of_bytes(b"?")).is_none());
     }
 

@@ -49,7 +49,7 @@ impl Folder {
 
     /// The file of an object. The object-store layer writes unusual characters of names as `%5B`, and so must we.
     pub fn path_of(&self, name: &str) -> PathBuf {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/_-.".contains(&byte);
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'_' | b'-' | b'.');
         // It also writes `..` as `%2E%2E`, which is a name and leads nowhere.
         let stays = |part: &str| !matches!(part, "" | "." | "..");
         match name.bytes().all(plain) && name.split('/').all(stays) {

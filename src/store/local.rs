@@ -3,20 +3,24 @@
 //! [`super::Store`] looks here first, and asks the remote tier by its own rules. Whoever looks up many keys and can leave
 //! some to others takes a [`LocalView`].
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::folder::Folder;
+use super::record::{Brief, RecordId};
 use super::remote_tier::Remote;
 use super::{Doubt, LAYOUT, Record, StoreError, blob_name, record_name, shared_name};
 use crate::artifact::{Artifact, tree};
 use crate::digest::Digest;
 
 /// What a key has in a store.
-pub struct Look {
+pub struct Look<R = Record> {
     /// Its newest generation; 0 where it has none.
     pub generation: u32,
     /// Its record, and an output whose blobs are not all there.
-    pub record: Option<(Record, Option<String>)>,
+    pub record: Option<(R, Option<String>)>,
 }
 
 /// A store as far as it answers at once: what lies in its folder and, where that is in front of a remote tier, is known to
@@ -32,29 +36,36 @@ impl LocalView {
     }
 
     /// What a key has, and whether its blobs are there.
-    pub fn look_up(&self, key: &Digest) -> Result<Look, StoreError> {
-        let (generation, record) = self.folder.newest(key)?;
+    pub fn look_up(&self, key: &Digest) -> Result<Look<Brief>, StoreError> {
+        let (generation, record) = self.folder.newest_as(key, &|bytes| Brief::of_key(bytes, key))?;
         let Some(record) = record else { return Ok(Look { generation, record: None }) };
         if let Some(remote) = &self.remote {
             // What is known to be shared is shared with all its blobs; of the rest, nothing can be said here.
-            return Ok(match remote.is_current(&record, generation) {
+            return Ok(match remote.is_current(record.id(), generation) {
                 true => Look { generation, record: Some((record, None)) },
                 false => Look { generation: 0, record: None },
             });
         }
-        let missing = self.folder.missing_output(&record)?;
+        let missing = self.folder.missing_output(&record.outputs)?;
         Ok(Look { generation, record: Some((record, missing)) })
     }
 }
+
+/// Reads what is stored of a record; `None` where that is damaged.
+type Reader<'a, R> = dyn Fn(Bytes) -> Option<R> + 'a;
 
 impl Folder {
     /// The newest generation of a key (0 where there is none), and its record, unless that is damaged. Generations have no
     /// holes, so the first absent one ends the search; only where the first is missing is there a listing: gc deletes from
     /// the lowest up.
     pub(super) fn newest(&self, key: &Digest) -> Result<(u32, Option<Record>), StoreError> {
+        self.newest_as(key, &|bytes| Record::of_key(&bytes, key))
+    }
+
+    fn newest_as<R>(&self, key: &Digest, read: &Reader<'_, R>) -> Result<(u32, Option<R>), StoreError> {
         let mut newest = None;
         let mut generation = 1;
-        while let Some(record) = self.record(key, generation)? {
+        while let Some(record) = self.record_as(key, generation, read)? {
             newest = Some((generation, record));
             generation += 1;
         }
@@ -64,16 +75,25 @@ impl Folder {
         }
         let names = self.names(&format!("{LAYOUT}/records/{key}"))?;
         let Some(highest) = names.iter().filter_map(|name| name.parse().ok()).max() else { return Ok((0, None)) };
-        Ok(self.record(key, highest)?.map_or((0, None), |record| (highest, record)))
+        Ok(self.record_as(key, highest, read)?.map_or((0, None), |record| (highest, record)))
     }
 
     /// Reads a record: `None` where there is none, and none in it where what is there is damaged.
     pub(super) fn record(&self, key: &Digest, generation: u32) -> Result<Option<Option<Record>>, StoreError> {
+        self.record_as(key, generation, &|bytes| Record::of_key(&bytes, key))
+    }
+
+    fn record_as<R>(
+        &self,
+        key: &Digest,
+        generation: u32,
+        read: &Reader<'_, R>,
+    ) -> Result<Option<Option<R>>, StoreError> {
         let name = record_name(key, generation);
         let mut doubt = Doubt::default();
         loop {
             let Some(bytes) = self.read(&name)? else { return Ok(None) };
-            let record = Record::of_key(&bytes, key);
+            let record = read(bytes.clone());
             if record.is_some() || doubt.is_damaged(self.url(), &name, Digest::of_bytes(&bytes))? {
                 return Ok(Some(record));
             }
@@ -81,8 +101,8 @@ impl Folder {
     }
 
     /// An output of a record whose blobs are not all here.
-    fn missing_output(&self, record: &Record) -> Result<Option<String>, StoreError> {
-        for (port, artifact) in &record.outputs {
+    fn missing_output(&self, outputs: &BTreeMap<String, Artifact>) -> Result<Option<String>, StoreError> {
+        for (port, artifact) in outputs {
             if !self.has_artifact(artifact)? {
                 return Ok(Some(port.clone()));
             }
@@ -135,7 +155,7 @@ pub(super) fn tree_entries(artifact: &Artifact, list: &[u8]) -> Result<Vec<tree:
 
 impl Remote {
     /// Whether a record is known to be here with all its blobs, and not to have been replaced since.
-    pub(super) fn is_current(&self, record: &Record, generation: u32) -> bool {
-        generation >= self.replaced(&record.key) && self.knows(&shared_name(record, generation))
+    pub(super) fn is_current(&self, record: RecordId<'_>, generation: u32) -> bool {
+        generation >= self.replaced(record.key) && self.knows(&shared_name(record, generation))
     }
 }

@@ -42,7 +42,7 @@ pub use checkpoint::{Checkpoint, CheckpointName};
 use doubt::Doubt;
 pub use error::{ErrorKind, StoreError};
 use policy::Sharing;
-pub use record::{Commit, Record, RowCounts, RunManifest, SegmentName, StageEntry, Tag};
+pub use record::{Commit, Record, RecordId, RowCounts, RunManifest, SegmentName, StageEntry, Tag};
 pub use remote_tier::Hint;
 use remote_tier::Remote;
 pub use state::{RunState, StageState};
@@ -216,8 +216,8 @@ pub fn record_name(key: &Digest, generation: u32) -> String {
 }
 
 /// What a record is known by where it is shared: another one in its place is not.
-pub fn shared_name(record: &Record, generation: u32) -> String {
-    format!("{}#{}", record_name(&record.key, generation), record.nonce)
+pub fn shared_name(record: RecordId<'_>, generation: u32) -> String {
+    format!("{}#{}", record_name(record.key, generation), record.nonce)
 }
 
 /// The name of a row segment.

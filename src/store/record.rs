@@ -1,10 +1,12 @@
 //! What the store keeps besides blobs: records, run manifests, tags.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::state::{RunState, StageState};
 use crate::artifact::Artifact;
@@ -51,6 +53,68 @@ pub struct Record {
     pub metrics: BTreeMap<String, f64>,
 }
 
+/// Which record it is, of all that were ever written under a key.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordId<'a> {
+    /// The key.
+    pub key: &'a Digest,
+    /// The record's random text.
+    pub nonce: &'a str,
+}
+
+/// What a run needs of a record to reuse what the stage made. Its pre-image is compared as text and not taken apart, which
+/// is most of the work of reading a record.
+#[derive(Debug)]
+pub struct Brief {
+    key: Digest,
+    nonce: String,
+    /// By port.
+    pub outputs: BTreeMap<String, Artifact>,
+    /// For by-row stages.
+    pub rows: Option<RowCounts>,
+    /// All that is stored, and where in it the pre-image is.
+    bytes: Bytes,
+    preimage: Range<usize>,
+}
+
+impl Brief {
+    /// Reads what is stored of a key; `None` where it is damaged, or of something else.
+    pub(super) fn of_key(bytes: Bytes, key: &Digest) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Stored<'a> {
+            key: Digest,
+            nonce: String,
+            #[serde(borrow)]
+            preimage: &'a RawValue,
+            outputs: BTreeMap<String, Artifact>,
+            rows: Option<RowCounts>,
+        }
+        let Stored { key: found, nonce, preimage, outputs, rows } = serde_json::from_slice(&bytes).ok()?;
+        let start = preimage.get().as_ptr() as usize - bytes.as_ptr() as usize;
+        let preimage = start..start + preimage.get().len();
+        let is_sound = found == *key && Record::is_whole(&bytes) && outputs.keys().all(|port| is_name(port));
+        is_sound.then_some(Self { key: found, nonce, outputs, rows, bytes, preimage })
+    }
+
+    /// Which record it is.
+    pub fn id(&self) -> RecordId<'_> {
+        RecordId { key: &self.key, nonce: &self.nonce }
+    }
+
+    /// Whether its pre-image is this one.
+    pub fn is_of(&self, preimage: &Preimage) -> bool {
+        let text = &self.bytes[self.preimage.clone()];
+        // What another version wrote may be the same in other words.
+        serde_json::to_vec(preimage).is_ok_and(|own| own == text)
+            || serde_json::from_slice::<Preimage>(text).is_ok_and(|found| found == *preimage)
+    }
+
+    /// All of it; `None` where something in it is not as it should be.
+    pub fn record(&self) -> Option<Record> {
+        Record::from_bytes(&self.bytes)
+    }
+}
+
 /// What comes before the digest of a stored record, which is its last member.
 const CHECK: &str = ",\"check\":\"";
 
@@ -67,6 +131,11 @@ impl Record {
     /// Reads the record of a key; `None` where it is damaged, or of something else.
     pub(super) fn of_key(bytes: &[u8], key: &Digest) -> Option<Self> {
         Self::from_bytes(bytes).filter(|record| record.key == *key && record.is_sound())
+    }
+
+    /// Which record it is.
+    pub fn id(&self) -> RecordId<'_> {
+        RecordId { key: &self.key, nonce: &self.nonce }
     }
 
     /// Whether its names are such as a manifest may declare: they become names of files, and whoever can write to the store
@@ -277,5 +346,29 @@ mod tests {
         let mut other = record.clone();
         other.preimage.params.insert("n".into(), 1.into());
         assert!(record.is_of_its_key() && !other.is_of_its_key());
+        let brief = |bytes: &[u8]| Brief::of_key(Bytes::copy_from_slice(bytes), &record.key);
+        let read = brief(&bytes).unwrap();
+        assert_eq!((read.outputs.clone(), read.rows, read.record()), (BTreeMap::new(), None, Some(record.clone())));
+        assert!(read.is_of(&record.preimage) && !read.is_of(&other.preimage));
+        assert!(!brief(&other.to_bytes()).unwrap().is_of(&record.preimage));
+        // In other words: with white space, and members in another order.
+        let spaced = serde_json::to_vec_pretty(&record).unwrap();
+        let mut turned = serde_json::to_value(&record).unwrap();
+        turned["preimage"] = record_preimage_turned(&turned["preimage"]);
+        for bytes in [spaced, serde_json::to_vec(&turned).unwrap()] {
+            assert!(brief(&bytes).unwrap().is_of(&record.preimage));
+        }
+        assert!(Brief::of_key(bytes.clone(), &Digest::of_bytes(b"other")).is_none());
+        for place in 0..bytes.len() {
+            let mut damaged = bytes.to_vec();
+            damaged[place] ^= 1;
+            assert!(brief(&damaged).is_none_or(|read| read.record() == Some(record.clone())), "byte {place}");
+        }
+    }
+
+    fn record_preimage_turned(preimage: &Value) -> Value {
+        Value::Object(
+            preimage.as_object().unwrap().iter().rev().map(|(name, value)| (name.clone(), value.clone())).collect(),
+        )
     }
 }

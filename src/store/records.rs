@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::local::Look;
+use super::record::RecordId;
 use super::remote_tier::Remote;
 use super::tier::Tier;
 use super::{
@@ -26,7 +27,7 @@ impl Store {
         let local = newest_in(&self.local, key, None).await?;
         let Some(remote) = self.remote() else { return Ok(local) };
         remote.catch_up().await?;
-        if local.1.as_ref().is_some_and(|record| remote.is_current(record, local.0)) || remote.is_absent(key) {
+        if local.1.as_ref().is_some_and(|record| remote.is_current(record.id(), local.0)) || remote.is_absent(key) {
             return Ok(local);
         }
         // A folder that is only read may have had replacements without any announcement.
@@ -61,7 +62,7 @@ impl Store {
         let Some(record) = record else { return Ok(Look { generation, record: None }) };
         let mut missing = None;
         // What is known to be shared is shared with all its blobs.
-        for (port, artifact) in record.outputs.iter().filter(|_| !self.is_trusted(&record, generation)) {
+        for (port, artifact) in record.outputs.iter().filter(|_| !self.is_trusted(record.id(), generation)) {
             if self.missing_blob(artifact).await?.is_some() {
                 missing = Some(port.clone());
                 break;
@@ -71,7 +72,7 @@ impl Store {
     }
 
     /// Whether a record that was found need not be shared: it is known to be, or there is nobody to share it with.
-    pub fn is_shared(&self, record: &Record, generation: u32) -> bool {
+    pub fn is_shared(&self, record: RecordId<'_>, generation: u32) -> bool {
         self.writable().is_none() || self.is_trusted(record, generation)
     }
 
@@ -79,7 +80,7 @@ impl Store {
     pub async fn distrust(&self, key: &Digest) -> Result<(), StoreError> {
         let Some(remote) = self.remote() else { return Ok(()) };
         if let (generation, Some(record)) = newest_in(&self.local, key, None).await? {
-            remote.forget(&shared_name(&record, generation));
+            remote.forget(&shared_name(record.id(), generation));
         }
         Ok(())
     }
@@ -91,7 +92,7 @@ impl Store {
     }
 
     /// Whether a record is known to be in the remote tier, with all its blobs.
-    pub fn is_trusted(&self, record: &Record, generation: u32) -> bool {
+    pub fn is_trusted(&self, record: RecordId<'_>, generation: u32) -> bool {
         self.remote().is_some_and(|remote| remote.knows(&shared_name(record, generation)))
     }
 

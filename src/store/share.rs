@@ -36,21 +36,23 @@ impl Store {
         self.local.overwrite(&record_name(&key, commit.generation), commit.record.to_bytes()).await?;
         remove_others(&self.local, &key, commit.generation).await?;
         if commit.ours || self.confirm(&commit.record).await? {
-            remote.add_known(&shared_name(&commit.record, commit.generation));
+            remote.add_known(&shared_name(commit.record.id(), commit.generation));
         }
         Ok(commit)
     }
 
     /// Shares a record that was found locally, unless it is shared: a few at a time, since a run may find thousands.
     pub async fn offer(&self, record: Record, generation: u32) -> Result<Record, StoreError> {
-        let Some(remote) = self.remote().filter(|_| !self.is_shared(&record, generation)) else { return Ok(record) };
+        let Some(remote) = self.remote().filter(|_| !self.is_shared(record.id(), generation)) else {
+            return Ok(record);
+        };
         let _one = remote.offers.acquire().await.expect("it is never closed");
         if remote.is_found(&record.key) {
             // It is there; its blobs should be, too.
             if !self.confirm(&record).await? {
                 self.share_blobs(remote, &record, false).await?;
             }
-            remote.add_known(&shared_name(&record, generation));
+            remote.add_known(&shared_name(record.id(), generation));
             return Ok(record);
         }
         // Generations of another store mean nothing in this one.
@@ -186,11 +188,11 @@ impl Store {
         let Some(remote) = self.remote() else { return Ok(()) };
         let looks = keys.into_iter().map(|key| async move {
             if let (generation, Some(record)) = self.newest(&key).await?
-                && !self.is_trusted(&record, generation)
+                && !self.is_trusted(record.id(), generation)
                 && remote.is_found(&key)
                 && self.confirm(&record).await?
             {
-                remote.add_known(&shared_name(&record, generation));
+                remote.add_known(&shared_name(record.id(), generation));
             }
             Ok::<(), StoreError>(())
         });

@@ -104,7 +104,7 @@ impl<'e, 'a> Run<'e, 'a> {
         };
         match verdict {
             Verdict::Hit { record, generation } => {
-                let is_shared = self.engine.store.is_shared(&record, generation);
+                let is_shared = self.engine.store.is_shared(record.id(), generation);
                 let (key, base, rows) = (resolved.key, resolved.base, record.rows);
                 self.reuse(id, Found { key, base, rows, outputs: record.outputs, is_shared });
             }
