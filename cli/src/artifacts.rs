@@ -49,7 +49,7 @@ pub struct Found {
     /// The key under which it was made, where it was accepted under this one.
     pub accepted_from: Option<Digest>,
     /// By port.
-    pub outputs: BTreeMap<String, Artifact>,
+    pub outputs: BTreeMap<String, Box<Artifact>>,
 }
 
 /// `NAME@TAG`, where a text is one.
@@ -222,7 +222,7 @@ async fn copy_outputs(store: &Store, found: Found, folder: &Path) -> Result<Vec<
             folder.join(attempt::artifact_name(&port, artifact.port_type))
         };
         let size = artifact.size;
-        let target = place(store, &port, artifact, &target).await?;
+        let target = place(store, &port, *artifact, &target).await?;
         made.push((target, size));
     }
     Ok(made)

@@ -216,7 +216,7 @@ fn made_in<'r>(run: &RunManifest, records: &'r Records) -> Vec<(String, &'r Arti
     let stages = run.stages.iter().filter_map(|(stage, entry)| Some((stage, records.get(&entry.key?)?)));
     stages
         .flat_map(|(stage, record)| {
-            record.outputs.iter().map(move |(port, artifact)| (format!("{stage}.{port}"), artifact))
+            record.outputs.iter().map(move |(port, artifact)| (format!("{stage}.{port}"), &**artifact))
         })
         .collect()
 }

@@ -36,13 +36,11 @@ pub async fn publish_outputs(job: &Job, folder: &Path, closed: bool) -> Result<O
         // Where something was missing or damaged, or is made again on demand, what is there is not trusted.
         let again = if job.generation > 0 { Again::Yes } else { Again::No };
         let artifact = publish(&job.context.store, port, declared, closed, &path, &redactor, again).await;
-        outputs.insert(
-            port.clone(),
-            artifact.map_err(|error| match error {
-                PublishError::Store(error) => Failure::from(error),
-                other => Failure::retryable(other.to_string()),
-            })?,
-        );
+        let artifact = artifact.map_err(|error| match error {
+            PublishError::Store(error) => Failure::from(error),
+            other => Failure::retryable(other.to_string()),
+        })?;
+        outputs.insert(port.clone(), Box::new(artifact));
     }
     Ok(outputs)
 }

@@ -417,7 +417,7 @@ pub async fn tagged(store: &Store, name: &str, tag: &str) -> Result<Input, Input
     let artifact = artifact.ok_or_else(gone)?;
     match store.missing_blob(&artifact).await.map_err(error)? {
         Some(_) => Err(gone()),
-        None => Ok(Input::stored(artifact)),
+        None => Ok(Input::stored(*artifact)),
     }
 }
 

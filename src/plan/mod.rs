@@ -29,7 +29,9 @@ use inputs::{FileCache, Input};
 pub use resolve::base_key;
 
 /// Outputs of a stage by port, once they are known.
-pub type Outputs = BTreeMap<String, Artifact>;
+///
+/// In boxes, since the smallest map has room for eleven: with artifacts themselves it takes 2 KB for one output.
+pub type Outputs = BTreeMap<String, Box<Artifact>>;
 
 /// Why a stage cannot be planned at all.
 #[derive(Debug, thiserror::Error)]

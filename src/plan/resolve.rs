@@ -74,7 +74,7 @@ impl Planner<'_> {
         known: &impl Fn(usize) -> Option<&'k Outputs>,
     ) -> Result<Input, InputError> {
         let outputs = known(producer).expect("pending stages are not resolved");
-        outputs.get(output).cloned().map(Input::stored).ok_or_else(|| {
+        outputs.get(output).map(|made| Input::stored((**made).clone())).ok_or_else(|| {
             let name = &self.pipeline.stages[producer].name;
             let message = format!("the record of `{name}` has no output `{output}`");
             InputError::new(message, format!("run it again with --refresh {name}"))

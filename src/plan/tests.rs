@@ -79,7 +79,7 @@ async fn each_wire_of_a_chain_is_followed_once() {
     let digest = tree::digest(&[]);
     let port_type = cuda_agent_protocol::PortType::Tree;
     let made = Artifact { port_type, digest, size: 0, blob, parts: Vec::new(), rows: None, columns: Vec::new() };
-    let outputs = Outputs::from([("out".to_owned(), made)]);
+    let outputs = Outputs::from([("out".to_owned(), Box::new(made))]);
     for index in 0..LENGTH {
         let resolved = planner.stage(index, |_| Some(&outputs)).await.unwrap().resolved.unwrap();
         store.commit(record(resolved, outputs.clone()), 0).await.unwrap();

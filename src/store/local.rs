@@ -101,7 +101,7 @@ impl Folder {
     }
 
     /// An output of a record whose blobs are not all here.
-    fn missing_output(&self, outputs: &BTreeMap<String, Artifact>) -> Result<Option<String>, StoreError> {
+    fn missing_output(&self, outputs: &BTreeMap<String, Box<Artifact>>) -> Result<Option<String>, StoreError> {
         for (port, artifact) in outputs {
             if !self.has_artifact(artifact)? {
                 return Ok(Some(port.clone()));

@@ -32,7 +32,7 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Digest>,
     /// By port.
-    pub outputs: BTreeMap<String, Artifact>,
+    pub outputs: BTreeMap<String, Box<Artifact>>,
     /// Seconds since 1970.
     pub created_at: f64,
     /// The run that made it, or that accepted it.
@@ -69,7 +69,7 @@ pub struct Brief {
     key: Digest,
     nonce: String,
     /// By port.
-    pub outputs: BTreeMap<String, Artifact>,
+    pub outputs: BTreeMap<String, Box<Artifact>>,
     /// For by-row stages.
     pub rows: Option<RowCounts>,
     /// All that is stored, and where in it the pre-image is.
@@ -86,7 +86,7 @@ impl Brief {
             nonce: String,
             #[serde(borrow)]
             preimage: &'a RawValue,
-            outputs: BTreeMap<String, Artifact>,
+            outputs: BTreeMap<String, Box<Artifact>>,
             rows: Option<RowCounts>,
         }
         let Stored { key: found, nonce, preimage, outputs, rows } = serde_json::from_slice(&bytes).ok()?;

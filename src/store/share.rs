@@ -77,7 +77,7 @@ impl Store {
     }
 
     async fn share_blobs(&self, remote: &Remote, record: &Record, again: bool) -> Result<(), StoreError> {
-        self.share_blobs_of(remote, record.outputs.values(), again).await
+        self.share_blobs_of(remote, record.outputs.values().map(Box::as_ref), again).await
     }
 
     async fn share_blobs_of(

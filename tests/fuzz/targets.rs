@@ -85,7 +85,7 @@ pub(super) fn a_record() -> Record {
         nonce: "n".into(),
         preimage,
         base: Some(Digest([5; 32])),
-        outputs: BTreeMap::from([("out".to_owned(), artifact)]),
+        outputs: BTreeMap::from([("out".to_owned(), Box::new(artifact))]),
         created_at: 1.5,
         run: "r".into(),
         accepted_from: None,

@@ -283,7 +283,7 @@ pub(super) fn record(number: u32, artifact: Artifact, base: Option<Digest>) -> R
         nonce: cuda_agent_engine::nonce(),
         preimage,
         base,
-        outputs: BTreeMap::from([("out".into(), artifact)]),
+        outputs: BTreeMap::from([("out".into(), Box::new(artifact))]),
         created_at: 0.0,
         run: String::new(),
         accepted_from: None,
