@@ -11,7 +11,7 @@ use crate::store::{CONCURRENT, Store};
 
 /// Number of stages from which lookups are divided among threads.
 const WORTH_THREADS: usize = 64;
-/// Number of stages that a thread looks up at a time.
+/// The most stages that a thread looks up at a time.
 const PART: usize = 32;
 
 /// What is kept of a hit while others are looked up.
@@ -119,7 +119,7 @@ impl Planner<'_> {
         }
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
         // Some stages were looked up ahead, so that equal parts would not take equally long.
-        let parts = Mutex::new(ready.chunks(PART));
+        let parts = Mutex::new(ready.chunks(ready.len().div_ceil(threads).min(PART)));
         let next = || parts.lock().expect("no panic happens under this lock").next();
         let work = || {
             let mut hits = Vec::with_capacity(ready.len() / threads + PART);

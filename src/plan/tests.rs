@@ -57,6 +57,17 @@ stages:
 }
 
 /// A chain has as many levels as stages, so whatever a level costs beyond its own stages makes a no-op run quadratic.
+/// A store with an empty tree, which is what stages in it have made.
+async fn with_empty_tree(folder: &std::path::Path) -> (Store, Artifact) {
+    let store = Store::open_folder(folder).unwrap();
+    let empty = tree::to_blob(&[]);
+    let blob = Digest::of_bytes(&empty);
+    store.put_blob(&blob, empty.into(), Again::No).await.unwrap();
+    let digest = tree::digest(&[]);
+    let port_type = cuda_agent_protocol::PortType::Tree;
+    (store, Artifact { port_type, digest, size: 0, blob, parts: Vec::new(), rows: None, columns: Vec::new() })
+}
+
 #[tokio::test]
 async fn each_wire_of_a_chain_is_followed_once() {
     const LENGTH: usize = 300;
@@ -69,16 +80,10 @@ async fn each_wire_of_a_chain_is_followed_once() {
     };
     let pipeline = parse(&format!("stages:\n{}", (0..LENGTH).map(stage).collect::<String>()));
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open_folder(&folder.path().join("store")).unwrap();
+    let (store, made) = with_empty_tree(&folder.path().join("store")).await;
     let folders = Folders::below(&folder.path().join("local")).unwrap();
     let (catalog, host, refresh) = (Catalog::default(), Host::fake(4, "a made-up CPU"), BTreeSet::new());
     let planner = Planner::new(&pipeline, &catalog, &store, &host, &folders, &refresh);
-    let empty = tree::to_blob(&[]);
-    let blob = Digest::of_bytes(&empty);
-    store.put_blob(&blob, empty.into(), Again::No).await.unwrap();
-    let digest = tree::digest(&[]);
-    let port_type = cuda_agent_protocol::PortType::Tree;
-    let made = Artifact { port_type, digest, size: 0, blob, parts: Vec::new(), rows: None, columns: Vec::new() };
     let outputs = Outputs::from([("out".to_owned(), Box::new(made))]);
     for index in 0..LENGTH {
         let resolved = planner.stage(index, |_| Some(&outputs)).await.unwrap().resolved.unwrap();
@@ -88,6 +93,58 @@ async fn each_wire_of_a_chain_is_followed_once() {
     WIRES_READ.set(0);
     let found: HashMap<usize, Found> = planner.hits(&order, &[true; LENGTH], &|| false).await.unwrap();
     assert_eq!((found.len(), WIRES_READ.get()), (LENGTH, LENGTH));
+}
+
+/// Stages side by side, looked up by several threads, of which some are no hits for each reason that there is.
+#[tokio::test]
+async fn what_is_no_hit_one_by_one_is_none_among_many() {
+    const LENGTH: usize = 300;
+    let stage = |number: usize| format!("  s{number}: {{ uses: run, run: echo {number}, outputs: {{ out: tree }} }}\n");
+    let pipeline = parse(&format!("stages:\n{}", (0..LENGTH).map(stage).collect::<String>()));
+    let folder = tempfile::tempdir().unwrap();
+    let (store, made) = with_empty_tree(&folder.path().join("store")).await;
+    let folders = Folders::below(&folder.path().join("local")).unwrap();
+    let (catalog, host) = (Catalog::default(), Host::fake(4, "a made-up CPU"));
+    let refresh = BTreeSet::from([30]);
+    let planner = Planner::new(&pipeline, &catalog, &store, &host, &folders, &refresh);
+    let outputs = Outputs::from([("out".to_owned(), Box::new(made.clone()))]);
+    for index in 0..LENGTH {
+        let resolved = planner.stage(index, |_| None).await.unwrap().resolved.unwrap();
+        let mut record = record(resolved, outputs.clone());
+        match index {
+            70 => record.outputs.get_mut("out").unwrap().blob = Digest::of_bytes(b"nowhere"),
+            110 => record.rows = Some(RowCounts { total: 2, failed: 1, ..RowCounts::default() }),
+            150 => record.preimage.kind = "another".into(),
+            190 => continue,
+            _ => record.rows = Some(RowCounts { total: index as u64, ..RowCounts::default() }),
+        }
+        store.commit(record, 0).await.unwrap();
+    }
+    let order: Vec<usize> = (0..LENGTH).collect();
+    let expected: Vec<usize> = order.iter().copied().filter(|index| ![30, 70, 110, 150, 190].contains(index)).collect();
+    let mut selected = [true; LENGTH];
+    let found: HashMap<usize, Found> = planner.hits(&order, &selected, &|| false).await.unwrap();
+    let plans: HashMap<usize, StagePlan> = planner.hits(&order, &selected, &|| false).await.unwrap();
+    for index in 0..LENGTH {
+        let plan = planner.stage(index, |_| None).await.unwrap();
+        let Verdict::Hit { record, .. } = &plan.verdict else {
+            assert!(
+                !expected.contains(&index) && !found.contains_key(&index) && !plans.contains_key(&index),
+                "{index}"
+            );
+            continue;
+        };
+        let (found, planned) = (&found[&index], &plans[&index]);
+        assert_eq!((&found.outputs, found.rows, found.key), (&record.outputs, record.rows, record.key));
+        assert_eq!((found.rows.unwrap().total, found.is_shared), (index as u64, true));
+        assert!(matches!(&planned.verdict, Verdict::Hit { record: other, generation: 1 } if other == record));
+    }
+    assert_eq!(found.len(), expected.len());
+    selected[0] = false;
+    let found: HashMap<usize, Found> = planner.hits(&order, &selected, &|| false).await.unwrap();
+    assert!(!found.contains_key(&0) && found.len() == expected.len() - 1);
+    let halted: HashMap<usize, Found> = planner.hits(&order, &selected, &|| true).await.unwrap();
+    assert!(halted.is_empty());
 }
 
 fn record(resolved: Resolved, outputs: Outputs) -> Record {

@@ -49,11 +49,16 @@ impl Folder {
 
     /// The file of an object. The object-store layer writes unusual characters of names as `%5B`, and so must we.
     pub fn path_of(&self, name: &str) -> PathBuf {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'_' | b'-' | b'.');
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
         // It also writes `..` as `%2E%2E`, which is a name and leads nowhere.
-        let stays = |part: &str| !matches!(part, "" | "." | "..");
-        match name.bytes().all(plain) && name.split('/').all(stays) {
-            true => self.path.join(name),
+        let stays = |part: &str| !matches!(part, "" | "." | "..") && part.bytes().all(plain);
+        match name.split('/').all(stays) {
+            true => {
+                let mut path = PathBuf::with_capacity(self.path.as_os_str().len() + 1 + name.len());
+                path.push(&self.path);
+                path.push(name);
+                path
+            }
             false => self.path.join(Path::from(name).as_ref()),
         }
     }

@@ -92,7 +92,9 @@ impl Brief {
         let Stored { key: found, nonce, preimage, outputs, rows } = serde_json::from_slice(&bytes).ok()?;
         let start = preimage.get().as_ptr() as usize - bytes.as_ptr() as usize;
         let preimage = start..start + preimage.get().len();
-        let is_sound = found == *key && Record::is_whole(&bytes) && outputs.keys().all(|port| is_name(port));
+        // Without a check, damage in what isn't read here would not be seen.
+        let is_whole = || Record::passes_check(&bytes).unwrap_or_else(|| Record::from_bytes(&bytes).is_some());
+        let is_sound = found == *key && is_whole() && outputs.keys().all(|port| is_name(port));
         is_sound.then_some(Self { key: found, nonce, outputs, rows, bytes, preimage })
     }
 
@@ -157,10 +159,15 @@ impl Record {
 
     /// Whether what is stored is what was written, as far as its digest tells; older records have none.
     pub fn is_whole(bytes: &[u8]) -> bool {
-        let Some(at) = bytes.len().checked_sub(CHECK.len() + 64 + 2) else { return false };
+        Self::passes_check(bytes) != Some(false)
+    }
+
+    /// Whether its digest says that it is what was written; `None` where it has none.
+    fn passes_check(bytes: &[u8]) -> Option<bool> {
+        let Some(at) = bytes.len().checked_sub(CHECK.len() + 64 + 2) else { return Some(false) };
         let (text, check) = bytes.split_at(at);
-        let check = check.strip_prefix(CHECK.as_bytes());
-        check.is_none_or(|check| check.starts_with(Digest::of_bytes(text).to_string().as_bytes()))
+        let check = check.strip_prefix(CHECK.as_bytes())?;
+        Some(check.starts_with(Digest::of_bytes(text).to_string().as_bytes()))
     }
 }
 
@@ -359,10 +366,12 @@ mod tests {
             assert!(brief(&bytes).unwrap().is_of(&record.preimage));
         }
         assert!(Brief::of_key(bytes.clone(), &Digest::of_bytes(b"other")).is_none());
-        for place in 0..bytes.len() {
-            let mut damaged = bytes.to_vec();
-            damaged[place] ^= 1;
-            assert!(brief(&damaged).is_none_or(|read| read.record() == Some(record.clone())), "byte {place}");
+        for bytes in [bytes.to_vec(), unchecked] {
+            for place in 0..bytes.len() {
+                let mut damaged = bytes.clone();
+                damaged[place] ^= 1;
+                assert!(brief(&damaged).is_none_or(|read| read.record().is_some()), "byte {place}");
+            }
         }
     }
 

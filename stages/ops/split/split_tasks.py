@@ -252,7 +252,10 @@ def check_counts(split: Split, params: dict[str, Any]) -> None:
     lacking = [f"{group}: {counts[group]} of {params['count']}" for group in short]
     hints = [f"{group} needs {WHAT_HELPS[group]}" for group in short]
     if short:
-        hints.append("`groups` without it holds out the others alone" if len(short) == 1 else "a smaller count may do")
+        others = [group for group in GROUPS if group in params["groups"] and group not in short]
+        hints.append(
+            f"or hold out the others alone: `groups: [{', '.join(others)}]`" if others else "or a smaller count"
+        )
     if len(split.pool) < params["train_at_least"]:
         lacking.append(f"train: {len(split.pool)} of {params['train_at_least']}")
         hints.append("train needs more tasks, or a smaller count")

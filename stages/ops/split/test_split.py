@@ -268,7 +268,12 @@ def test_a_group_that_is_not_wanted_stays_in_training(tmp_path):
     rows = [row(list(chain), 16) for chain in [*itertools.combinations(names, 1), *itertools.combinations(names, 2)]]
     assert run(tmp_path / "a", rows, count=4).returncode == 1
     error = json.loads((tmp_path / "a" / "error.json").read_text())
-    assert error["message"] == "too few tasks: new_shapes: 0 of 4" and "`groups` without it" in error["hint"]
+    assert (
+        error["message"] == "too few tasks: new_shapes: 0 of 4"
+        and "`groups: [new_pairs, new_operators]`" in error["hint"]
+    )
+    assert run(tmp_path / "c", rows, count=4, groups=["new_shapes"]).returncode == 1
+    assert json.loads((tmp_path / "c" / "error.json").read_text())["hint"].endswith("or a smaller count")
     ended = run(tmp_path / "b", rows, count=4, groups=["new_pairs", "new_operators"])
     assert ended.returncode == 0, ended.stderr
     train, held_out = outputs(tmp_path / "b")
