@@ -69,7 +69,7 @@ pub(crate) mod tests {
         })
     }
 
-    fn reversed(value: &Value) -> Value {
+    pub(crate) fn reversed(value: &Value) -> Value {
         match value {
             Value::Array(items) => items.iter().map(reversed).collect(),
             Value::Object(fields) => {

@@ -45,14 +45,12 @@ impl Hit for Found {
             return None;
         };
         let is_shared = store.is_shared(record.id(), generation);
-        let (key, base, rows) = (resolved.key, resolved.base, record.rows);
-        Some(Self { key, base, rows, outputs: record.outputs, is_shared })
+        Some(Self::new(&resolved, record.rows, record.outputs, is_shared))
     }
 
     fn of_brief(resolved: Resolved, brief: Brief, generation: u32, store: &Store) -> Option<Self> {
         let is_shared = store.is_shared(brief.id(), generation);
-        let (key, base, rows) = (resolved.key, resolved.base, brief.rows);
-        Some(Self { key, base, rows, outputs: brief.outputs, is_shared })
+        Some(Self::new(&resolved, brief.rows, brief.outputs, is_shared))
     }
 
     fn made(&self) -> Option<&Outputs> {
@@ -74,9 +72,6 @@ impl Planner<'_> {
         let has_remote = self.store.has_remote();
         let chosen: Vec<usize> = order.iter().copied().filter(|index| selected[*index]).collect();
         let _end = self.store.ahead().map(|ahead| ahead.ends_with_this());
-        if let Some(ahead) = self.store.ahead() {
-            ahead.call_off();
-        }
         let Some(view) = self.store.local_view().filter(|_| has_remote || chosen.len() >= WORTH_THREADS) else {
             return Ok(found);
         };

@@ -174,6 +174,13 @@ pub struct Found {
     pub is_shared: bool,
 }
 
+impl Found {
+    /// What a record has of a stage.
+    pub fn new(resolved: &Resolved, rows: Option<RowCounts>, outputs: Outputs, is_shared: bool) -> Self {
+        Self { key: resolved.key, base: resolved.base, rows, outputs, is_shared }
+    }
+}
+
 impl StagePlan {
     /// What a hit made.
     pub fn outputs(&self) -> Option<&Outputs> {

@@ -83,14 +83,10 @@ impl Ahead {
         }
     }
 
-    /// Looks up nothing more. Whoever begins to look everything up keeps all cores busy, and would come upon each key
-    /// just when this is at it.
-    pub fn call_off(&self) {
-        self.is_called_off.store(true, Ordering::Relaxed);
-    }
-
-    /// Ends it when the result is dropped.
+    /// Looks up nothing more from now on, and ends when the result is dropped. Whoever begins to look everything up keeps
+    /// all cores busy, and would come upon each key just when this is at it.
     pub fn ends_with_this(&self) -> Ends<'_> {
+        self.is_called_off.store(true, Ordering::Relaxed);
         Ends(self)
     }
 }
@@ -110,7 +106,6 @@ pub struct Ends<'a>(&'a Ahead);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
-        self.0.call_off();
         self.0.has_ended.store(true, Ordering::Relaxed);
         self.0.looks.get().into_iter().flatten().for_each(|(_, slot)| *lock(slot) = Slot::Taken);
     }

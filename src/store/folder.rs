@@ -53,12 +53,7 @@ impl Folder {
         // It also writes `..` as `%2E%2E`, which is a name and leads nowhere.
         let stays = |part: &str| !matches!(part, "" | "." | "..") && part.bytes().all(plain);
         match name.split('/').all(stays) {
-            true => {
-                let mut path = PathBuf::with_capacity(self.path.as_os_str().len() + 1 + name.len());
-                path.push(&self.path);
-                path.push(name);
-                path
-            }
+            true => self.path.join(name),
             false => self.path.join(Path::from(name).as_ref()),
         }
     }

@@ -94,7 +94,7 @@ impl Brief {
         let preimage = start..start + preimage.get().len();
         // Without a check, damage in what isn't read here would not be seen.
         let is_whole = || Record::passes_check(&bytes).unwrap_or_else(|| Record::from_bytes(&bytes).is_some());
-        let is_sound = found == *key && is_whole() && outputs.keys().all(|port| is_name(port));
+        let is_sound = found == *key && is_whole() && are_named(&outputs);
         is_sound.then_some(Self { key: found, nonce, outputs, rows, bytes, preimage })
     }
 
@@ -111,10 +111,16 @@ impl Brief {
             || serde_json::from_slice::<Preimage>(text).is_ok_and(|found| found == *preimage)
     }
 
-    /// All of it; `None` where something in it is not as it should be.
+    /// All of it, which is known to be whole; `None` where it has something that is not as it should be.
     pub fn record(&self) -> Option<Record> {
-        Record::from_bytes(&self.bytes)
+        serde_json::from_slice(&self.bytes).ok()
     }
+}
+
+/// Whether outputs have such names as a manifest may declare: they become names of files, and whoever can write to the store
+/// can write any.
+fn are_named(outputs: &BTreeMap<String, Box<Artifact>>) -> bool {
+    outputs.keys().all(|port| is_name(port))
 }
 
 /// What comes before the digest of a stored record, which is its last member.
@@ -140,10 +146,9 @@ impl Record {
         RecordId { key: &self.key, nonce: &self.nonce }
     }
 
-    /// Whether its names are such as a manifest may declare: they become names of files, and whoever can write to the store
-    /// can write any.
+    /// Whether its outputs have such names as a manifest may declare.
     pub fn is_sound(&self) -> bool {
-        self.outputs.keys().all(|port| is_name(port))
+        are_named(&self.outputs)
     }
 
     /// Whether its pre-image digests to its key.
@@ -361,7 +366,7 @@ mod tests {
         // In other words: with white space, and members in another order.
         let spaced = serde_json::to_vec_pretty(&record).unwrap();
         let mut turned = serde_json::to_value(&record).unwrap();
-        turned["preimage"] = record_preimage_turned(&turned["preimage"]);
+        turned["preimage"] = crate::key::canonical::tests::reversed(&turned["preimage"]);
         for bytes in [spaced, serde_json::to_vec(&turned).unwrap()] {
             assert!(brief(&bytes).unwrap().is_of(&record.preimage));
         }
@@ -373,11 +378,5 @@ mod tests {
                 assert!(brief(&damaged).is_none_or(|read| read.record().is_some()), "byte {place}");
             }
         }
-    }
-
-    fn record_preimage_turned(preimage: &Value) -> Value {
-        Value::Object(
-            preimage.as_object().unwrap().iter().rev().map(|(name, value)| (name.clone(), value.clone())).collect(),
-        )
     }
 }

@@ -105,8 +105,7 @@ impl<'e, 'a> Run<'e, 'a> {
         match verdict {
             Verdict::Hit { record, generation } => {
                 let is_shared = self.engine.store.is_shared(record.id(), generation);
-                let (key, base, rows) = (resolved.key, resolved.base, record.rows);
-                self.reuse(id, Found { key, base, rows, outputs: record.outputs, is_shared });
+                self.reuse(id, Found::new(&resolved, record.rows, record.outputs, is_shared));
             }
             Verdict::Miss { reasons, generation } => self.queue(id, Active::new(resolved, reasons, generation)),
             Verdict::Pending { .. } => unreachable!("a resolved stage is not pending"),

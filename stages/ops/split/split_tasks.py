@@ -59,6 +59,7 @@ class Split:
 
     def __init__(self, tasks: list[Task], params: dict[str, Any], excluded: set[str]) -> None:
         self.params = params
+        self.wanted = [group for group in GROUPS if group in params["groups"]]
         self.groups = {}  # place -> group
         self.left_out = {}  # place -> (reason, detail)
         self.pool = self._usable(tasks, excluded)
@@ -89,7 +90,7 @@ class Split:
             "new_shapes": self._with_new_shapes,
         }
         for group, take in takes.items():
-            if group in self.params["groups"]:
+            if group in self.wanted:
                 self._hold_out(group, take())
 
     def _hold_out(self, group: str, tasks: list[Task]) -> None:
@@ -248,11 +249,11 @@ def check_columns(table: "pyarrow.Table") -> None:
 def check_counts(split: Split, params: dict[str, Any]) -> None:
     """Every group that lacks tasks, at once."""
     counts = collections.Counter(split.groups.values())
-    short = [group for group in GROUPS if group in params["groups"] and counts[group] < params["count"]]
+    short = [group for group in split.wanted if counts[group] < params["count"]]
     lacking = [f"{group}: {counts[group]} of {params['count']}" for group in short]
     hints = [f"{group} needs {WHAT_HELPS[group]}" for group in short]
     if short:
-        others = [group for group in GROUPS if group in params["groups"] and group not in short]
+        others = [group for group in split.wanted if group not in short]
         hints.append(
             f"or hold out the others alone: `groups: [{', '.join(others)}]`" if others else "or a smaller count"
         )
@@ -324,7 +325,7 @@ def report(program: stage.Program, split: Split) -> None:
         program.metric(f"split/{name}", count)
     program.log(
         f"{len(split.pool)} tasks of {len(operators)} operators to train on; held out: "
-        + ", ".join(f"{counts[group]} {group}" for group in GROUPS if group in program.params["groups"])
+        + ", ".join(f"{counts[group]} {group}" for group in split.wanted)
         + f"; left out: {', '.join(f'{count} {reason}' for reason, count in sorted(reasons.items())) or 'none'}"
     )
 
