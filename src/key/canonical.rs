@@ -3,47 +3,52 @@
 //! Objects are sorted by the bytes of their names, there is no white space, and floats are the shortest text that
 //! reads back to the same bits, so that equal values are equal bytes whatever wrote them.
 
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
 use serde_json::Value;
 
 /// The canonical bytes of a value.
 pub fn to_bytes(value: &Value) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(512);
-    write(value, &mut bytes);
-    bytes
+    serde_json::to_vec(&Canonical(value)).expect("values are always writable to memory")
 }
 
-fn write(value: &Value, out: &mut Vec<u8>) {
-    match value {
-        Value::Array(items) => {
-            out.push(b'[');
-            for (index, item) in items.iter().enumerate() {
-                if index > 0 {
-                    out.push(b',');
+/// A value whose objects are written in canonical order.
+struct Canonical<'a>(&'a Value);
+
+impl Serialize for Canonical<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Value::Array(items) => serializer.collect_seq(items.iter().map(Canonical)),
+            Value::Object(fields) => {
+                let mut sorted: Vec<(&String, &Value)> = fields.iter().collect();
+                sorted.sort_unstable_by_key(|(name, _)| name.as_bytes());
+                let mut map = serializer.serialize_map(Some(sorted.len()))?;
+                for (name, field) in sorted {
+                    map.serialize_entry(name, &Canonical(field))?;
                 }
-                write(item, out);
+                map.end()
             }
-            out.push(b']');
+            scalar => scalar.serialize(serializer),
         }
-        Value::Object(fields) => {
-            let mut sorted: Vec<(&String, &Value)> = fields.iter().collect();
-            sorted.sort_unstable_by_key(|(name, _)| name.as_bytes());
-            out.push(b'{');
-            for (index, (name, field)) in sorted.into_iter().enumerate() {
-                if index > 0 {
-                    out.push(b',');
-                }
-                scalar(name, out);
-                out.push(b':');
-                write(field, out);
-            }
-            out.push(b'}');
-        }
-        other => scalar(other, out),
     }
 }
 
-fn scalar(value: impl serde::Serialize, out: &mut Vec<u8>) {
-    serde_json::to_writer(out, &value).expect("scalars are always writable to memory");
+/// Writes a field in canonical order: for `serialize_with`.
+pub fn serialize<S: Serializer>(value: &impl Serialize, serializer: S) -> Result<S::Ok, S::Error> {
+    let value = serde_json::to_value(value).map_err(serde::ser::Error::custom)?;
+    Canonical(&value).serialize(serializer)
+}
+
+/// The same, without a copy, of a value that may be absent.
+pub fn optional<S: Serializer>(value: &Option<Value>, serializer: S) -> Result<S::Ok, S::Error> {
+    value.as_ref().map(Canonical).serialize(serializer)
+}
+
+/// The same of named values.
+pub fn map<S: Serializer>(values: &BTreeMap<String, Value>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(values.iter().map(|(name, value)| (name, Canonical(value))))
 }
 
 #[cfg(test)]

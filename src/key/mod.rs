@@ -10,7 +10,8 @@ mod reason;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cuda_agent_protocol::Device;
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
 use crate::digest::{Digest, context};
@@ -25,39 +26,43 @@ pub use reason::{ChangedParam, MissReason, difference};
 pub const SCHEMA: u32 = 2;
 
 /// Everything that can change a stage's result.
+///
+/// Fields are in the order of their names here and in what they hold, so that what serde writes is canonical JSON: the key
+/// is digested over it, and records have the same text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Preimage {
-    /// At most [`SCHEMA`]; see [`Preimage::versioned`].
-    pub schema: u32,
-    /// The stage kind.
-    pub kind: String,
-    /// What runs.
-    pub program: ProgramIdentity,
-    /// Files of the program that may be executed.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub executable: BTreeSet<String>,
-    /// Every parameter of the kind.
-    pub params: BTreeMap<String, Value>,
-    /// By port.
-    pub inputs: BTreeMap<String, InputIdentity>,
-    /// Declared outputs, for kinds that a pipeline declares itself.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub outputs: Option<Value>,
+    /// What was measured on, for measured kinds.
+    #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "canonical::serialize")]
+    pub device: Option<Device>,
     /// Declared environment variables.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, Option<String>>,
+    /// Files of the program that may be executed.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub executable: BTreeSet<String>,
+    /// By port.
+    pub inputs: BTreeMap<String, InputIdentity>,
+    /// The stage kind.
+    pub kind: String,
+    /// Declared outputs, for kinds that a pipeline declares itself.
+    #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "canonical::optional")]
+    pub outputs: Option<Value>,
+    /// Every parameter of the kind.
+    #[serde(serialize_with = "canonical::map")]
+    pub params: BTreeMap<String, Value>,
+    /// What runs.
+    pub program: ProgramIdentity,
+    /// The by-row port, in a base key only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows_of: Option<String>,
+    /// At most [`SCHEMA`]; see [`Preimage::versioned`].
+    pub schema: u32,
     /// Names of secrets, never their values: a rotated token makes the same result.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<String>,
     /// Versions of what the program stands on.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub toolchain: BTreeMap<String, String>,
-    /// What was measured on, for measured kinds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub device: Option<Device>,
-    /// The by-row port, in a base key only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rows_of: Option<String>,
 }
 
 /// What runs: a released version, or the files themselves.
@@ -71,6 +76,7 @@ pub enum ProgramIdentity {
     /// A command that the pipeline itself holds, and the files beside it.
     Command {
         /// The text or the words.
+        #[serde(serialize_with = "canonical::serialize")]
         command: Value,
         /// Digests of the declared files.
         files: BTreeMap<String, Digest>,
@@ -78,7 +84,7 @@ pub enum ProgramIdentity {
 }
 
 /// What identifies an input, as far as the port reads it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum InputIdentity {
     /// A table: the columns that the port declares.
@@ -88,7 +94,7 @@ pub enum InputIdentity {
         /// Name → type and digest.
         columns: BTreeMap<String, (String, Digest)>,
         /// Their names as programs see them; empty in version 1.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        #[serde(default)]
         order: Vec<String>,
     },
     /// A file or folder.
@@ -118,10 +124,44 @@ impl Preimage {
         self
     }
 
+    /// Its canonical JSON.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("a pre-image is plain data")
+    }
+
     /// The key.
     pub fn key(&self) -> Digest {
-        let value = serde_json::to_value(self).expect("a pre-image is plain data");
-        Digest::keyed(context::STAGE_KEY, &canonical::to_bytes(&value))
+        Digest::keyed(context::STAGE_KEY, &self.to_bytes())
+    }
+}
+
+/// As serde would write it, were a tag written in the order of names.
+impl Serialize for InputIdentity {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        match self {
+            Self::Table { rows, columns, order } => {
+                map.serialize_entry("columns", columns)?;
+                if !order.is_empty() {
+                    map.serialize_entry("order", order)?;
+                }
+                map.serialize_entry("rows", rows)?;
+                map.serialize_entry("type", "table")?;
+            }
+            Self::Tree { digest } => {
+                map.serialize_entry("digest", digest)?;
+                map.serialize_entry("type", "tree")?;
+            }
+            Self::List { items } => {
+                map.serialize_entry("items", items)?;
+                map.serialize_entry("type", "list")?;
+            }
+            Self::Rows { columns } => {
+                map.serialize_entry("columns", columns)?;
+                map.serialize_entry("type", "rows")?;
+            }
+        }
+        map.end()
     }
 }
 
@@ -244,7 +284,78 @@ mod tests {
         assert_eq!((of(command(&[])), of(command(&["x"]))), (1, 2));
     }
 
+    fn name() -> impl Strategy<Value = String> {
+        // Quotes, control characters and what comes after the letters in UTF-16 and not in UTF-8 are in it too.
+        prop_oneof!["[a-z_]{1,4}", ".{0,3}", "[\u{e000}\u{10000}\"\\\\\n]{1,2}"]
+    }
+
+    fn digest() -> impl Strategy<Value = Digest> {
+        any::<[u8; 32]>().prop_map(Digest)
+    }
+
+    fn map<T: std::fmt::Debug>(values: impl Strategy<Value = T>) -> impl Strategy<Value = BTreeMap<String, T>> {
+        prop::collection::btree_map(name(), values, 0..3)
+    }
+
+    fn input() -> impl Strategy<Value = InputIdentity> {
+        let leaf = prop_oneof![
+            (any::<u64>(), map((name(), digest())), prop::collection::vec(name(), 0..3))
+                .prop_map(|(rows, columns, order)| InputIdentity::Table { rows, columns, order }),
+            digest().prop_map(|digest| InputIdentity::Tree { digest }),
+            map(name()).prop_map(|columns| InputIdentity::Rows { columns }),
+        ];
+        leaf.prop_recursive(2, 6, 3, |inner| {
+            prop::collection::vec(inner, 0..3).prop_map(|items| InputIdentity::List { items })
+        })
+    }
+
+    fn program() -> impl Strategy<Value = ProgramIdentity> {
+        prop_oneof![
+            name().prop_map(ProgramIdentity::Version),
+            map(digest()).prop_map(ProgramIdentity::Files),
+            (canonical::tests::json(), map(digest()))
+                .prop_map(|(command, files)| ProgramIdentity::Command { command, files }),
+        ]
+    }
+
+    fn device() -> impl Strategy<Value = Device> {
+        prop_oneof![
+            name().prop_map(|model| Device::Cpu { model }),
+            (name(), name()).prop_map(|(model, driver)| Device::Cuda { model, driver }),
+        ]
+    }
+
+    prop_compose! {
+        fn preimages()(
+            device in prop::option::of(device()),
+            env in map(prop::option::of(name())),
+            executable in prop::collection::btree_set(name(), 0..3),
+            inputs in map(input()),
+            kind in name(),
+            outputs in prop::option::of(canonical::tests::json()),
+            params in map(canonical::tests::json()),
+            program in program(),
+            rows_of in prop::option::of(name()),
+            (schema, secrets, toolchain) in (any::<u32>(), prop::collection::vec(name(), 0..3), map(name())),
+        ) -> Preimage {
+            let (device, outputs) = (device, outputs.filter(|outputs| !outputs.is_null()));
+            Preimage {
+                device, env, executable, inputs, kind, outputs, params, program, rows_of, schema, secrets, toolchain,
+            }
+        }
+    }
+
     proptest! {
+        /// Keys were digested over this form before serde wrote it at once.
+        #[test]
+        fn what_is_written_is_canonical_and_reads_back(preimage in preimages()) {
+            let value: Value = serde_json::from_slice(&preimage.to_bytes()).unwrap();
+            prop_assert_eq!(preimage.to_bytes(), canonical::to_bytes(&value));
+            let back: Preimage = serde_json::from_value(canonical::tests::reversed(&value)).unwrap();
+            prop_assert_eq!(back.key(), preimage.key());
+            prop_assert_eq!(back, preimage);
+        }
+
         #[test]
         fn any_changed_parameter_changes_the_key(value in canonical::tests::json()) {
             let (mut a, mut b) = (sample(), sample());

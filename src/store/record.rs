@@ -107,8 +107,7 @@ impl Brief {
     pub fn is_of(&self, preimage: &Preimage) -> bool {
         let text = &self.bytes[self.preimage.clone()];
         // What another version wrote may be the same in other words.
-        serde_json::to_vec(preimage).is_ok_and(|own| own == text)
-            || serde_json::from_slice::<Preimage>(text).is_ok_and(|found| found == *preimage)
+        preimage.to_bytes() == text || serde_json::from_slice::<Preimage>(text).is_ok_and(|found| found == *preimage)
     }
 
     /// All of it, which is known to be whole; `None` where it has something that is not as it should be.
