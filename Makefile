@@ -33,7 +33,7 @@ install = $(VENV_PYTHON) -m uv pip install --quiet --python $(VENV_PYTHON) --req
 # Stray bytecode beside the stages' sources would make cargo look at them again.
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help quickstart test lint-python test-rust test-train test-python train-tools fuzz chaos rows mutants bench bench-store bench-evaluator bench-dataset bench-training bench-processes red-team graph test-gpu venv venv-dev azurite build tools python-tools relock relock-python
+.PHONY: help quickstart test lint-python lint-rust test-rust test-train test-python train-tools fuzz chaos rows mutants bench bench-store bench-evaluator bench-dataset bench-training bench-processes red-team graph test-gpu venv venv-dev azurite build tools python-tools relock relock-python
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -42,7 +42,9 @@ help: ## List the commands
 quickstart: venv build ## Make a small dataset on the CPU: set up, build, run pipelines/quickstart.yaml
 	@$(RELEASE) run pipelines/quickstart.yaml
 
-test: lint-python test-rust test-train test-python ## Everything that is checked before a change lands
+test: venv-dev azurite tools ## Everything that is checked before a change lands
+	@$(MAKE) --no-print-directory --jobs 2 lint-python lint-rust
+	@$(MAKE) --no-print-directory test-rust test-train test-python
 	@echo "All checks passed."
 
 # What they check and how is in pyproject.toml.
@@ -51,26 +53,34 @@ lint-python: venv-dev ## Format, lint and types of the Python; `.venv/bin/ruff f
 	$(VENV)/bin/ruff check --quiet .
 	$(VENV)/bin/basedpyright --level error
 
-test-rust: venv-dev azurite tools
+lint-rust: tools
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
-	cargo test --workspace --locked --quiet
+
+# A thread more than this project's two cores: some tests wait for a server, or for a time to pass.
+test-rust: venv-dev azurite tools
+	cargo test --workspace --locked --quiet -- --test-threads $(or $(THREADS),3)
+
+# The programs as `test-rust` makes them. `cargo build` would make them again, without what only tests need of libraries.
+built = cargo test --workspace --locked --quiet --no-run
 
 # The training program links the torch of .venv, and nothing else does: other commands on the workspace leave it out.
 # One thread a test: tests run side by side, and threads of torch that wait for each other do so by spinning.
 with_torch = VIRTUAL_ENV=$(CURDIR)/$(VENV) PATH="$(CURDIR)/$(VENV)/bin:$$PATH" LIBTORCH_USE_PYTORCH=1
 test-train: venv-dev tools ## The training program: its mathematics, models beside transformers, small runs
 	$(with_torch) cargo clippy --package cuda-agent-train --features torch --all-targets --locked --quiet -- -D warnings
-	cargo build --locked --quiet
+	$(built)
 	$(with_torch) OMP_NUM_THREADS=1 cargo test --package cuda-agent-train --features torch --locked --quiet
 
 train-tools: venv tools ## The training program, target/release/cuda-agent-train: it links the torch of .venv
 	$(with_torch) cargo build --release --locked --package cuda-agent-train --features torch
 
+# A worker for each core, up to eight, and each file in one of them: what its tests share is made once.
 test-python: venv-dev tools
-	cargo build --workspace --locked --quiet
+	$(built)
 	CUDA_AGENT_BIN=$(abspath $(TARGET))/debug/cuda-agent PYTHONPATH=stages/protocol/python:stages/ops/python:stages/torch_runtime \
-		$(VENV_PYTHON) -m pytest -q -p no:cacheprovider --import-mode=importlib stages tests/python
+		$(VENV_PYTHON) -m pytest -q -p no:cacheprovider --import-mode=importlib \
+		--numprocesses auto --maxprocesses 8 --dist loadfile stages tests/python
 
 # Each scenario so many times; docs/chaos.md has what they are and what came of them.
 chaos: venv-dev tools ## The chaos suite at length: kills, faults, damage (`CHAOS=50` rounds of each, `SEED=1`)

@@ -8,7 +8,7 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::support::s3::S3Server;
-use crate::support::{Sandbox, repository};
+use crate::support::{Sandbox, repository, share_bytecode};
 
 /// A fenced block of a document.
 struct Block {
@@ -99,6 +99,7 @@ fn shell(sandbox: &Sandbox, line: &str, place: &str) -> String {
     let path = format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap());
     let mut command = Command::new("/bin/sh");
     command.args(["-c", line]).current_dir(sandbox.folder.path()).env("PATH", path).env("NO_COLOR", "1");
+    share_bytecode(&mut command);
     command.env_remove("CUDA_AGENT_PYTHON").env_remove("VIRTUAL_ENV").envs(sandbox.variables.iter().cloned());
     let output = command.output().unwrap();
     let text = format!("{}{}", String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));

@@ -387,7 +387,12 @@ fn environment(job: &Job, folder: &Path, grant: &ResourceGrant, search: &[PathBu
     set("OMP_NUM_THREADS", grant.cpu.max(1).to_string());
     set("CUDA_AGENT_PYTHON", job.context.python.display().to_string());
     set("PYTHONUNBUFFERED", "1".to_owned());
-    set("PYTHONPYCACHEPREFIX", job.context.folders.cache.join("pycache").display().to_string());
+    // Bytecode goes beside no source, which may be read-only, or counts for a key. Torch's takes ten seconds to make.
+    let bytecode = from_engine("PYTHONPYCACHEPREFIX");
+    set(
+        "PYTHONPYCACHEPREFIX",
+        bytecode.unwrap_or_else(|| job.context.folders.cache.join("pycache").display().to_string()),
+    );
     // Strings hash the same in every run, so that sets have one order.
     set("PYTHONHASHSEED", "0".to_owned());
     if !search.is_empty() {

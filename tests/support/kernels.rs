@@ -115,9 +115,14 @@ fn small(code: &str, constants: &Map<String, Value>) -> String {
     lines.join("\n") + "\n"
 }
 
-/// A sandbox whose stages have torch and see no GPU.
+/// A sandbox whose stages have torch and see no GPU. The CPU device's runtime, which is named by what it is made from, is made once for all.
 pub fn sandbox() -> Sandbox {
     let mut sandbox = Sandbox::new();
+    let runtimes = Path::new(env!("CARGO_TARGET_TMPDIR")).join("runtimes");
+    std::fs::create_dir_all(&runtimes).unwrap();
+    let cache = sandbox.path(".cuda-agent/cache/kernels");
+    std::fs::create_dir_all(&cache).unwrap();
+    std::os::unix::fs::symlink(runtimes, cache.join("runtimes")).unwrap();
     sandbox.variables.push(("CUDA_AGENT_PYTHON".into(), python().display().to_string()));
     sandbox.variables.push(("CUDA_VISIBLE_DEVICES".into(), String::new()));
     sandbox

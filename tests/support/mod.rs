@@ -10,7 +10,7 @@ pub mod service;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 
 use cuda_agent_engine::Folders;
 use cuda_agent_engine::catalog::{Catalog, Kind, ProgramFiles};
@@ -33,6 +33,16 @@ use serde_json::{Map, Value, json};
 /// The folder that holds the workspace. These tests belong to the package of the binary, which lies one folder below.
 pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("`app` lies in the repository")
+}
+
+/// Python's bytecode is made once for all tests: torch's takes longer than most of them.
+pub fn share_bytecode(command: &mut Command) {
+    static BEGIN: Once = Once::new();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("pycache");
+    // That of programs which earlier tests wrote to folders of their own is of no use.
+    BEGIN.call_once(|| drop(std::fs::remove_dir_all(folder.join(std::env::temp_dir().strip_prefix("/").unwrap()))));
+    command.env("PYTHONPYCACHEPREFIX", folder);
+    command.env_remove("PYTHONDONTWRITEBYTECODE");
 }
 
 /// What a fake program does: it gets its folder, its request, and the engine's end.
@@ -429,6 +439,7 @@ done
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-agent"));
         command.args(arguments).current_dir(self.folder.path()).env_remove("CUDA_AGENT_PYTHON").env("NO_COLOR", "1");
+        share_bytecode(&mut command);
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         command
     }
