@@ -22,7 +22,6 @@ TRIALS = 5
 
 def verdict(worker: Any, first: int) -> float:
     """Draws and judgements of one verdict, in seconds."""
-    from reference import synchronize
 
     chosen = worker._sets[0]
     spent = 0.0
@@ -35,7 +34,7 @@ def verdict(worker: Any, first: int) -> float:
                 answers = worker._sets.task.forward(chosen.values)
             for slot, answer in zip(chosen.layout.written, answers, strict=True):
                 slot.view(chosen.memory).copy_(answer)
-            synchronize(worker.device)
+            worker.device.synchronize()
             started = time.perf_counter()
             facts = worker.handle({"do": "judge", "set": 0})
             spent += time.perf_counter() - started
@@ -63,11 +62,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--verdicts", type=float, help="correct verdicts a second on this machine")
     options = parser.parse_args()
-    import torch
-
+    import device as devices
     from reference import Worker
 
-    worker = Worker(torch.device("cuda:0" if options.device == "cuda" else "cpu"), 0)
+    worker = Worker(devices.of("cuda:0" if options.device == "cuda" else "cpu"), None)
     worker.start_device()
     corpus = Corpus()
     row = corpus.small_row if options.device == "cpu" else corpus.row

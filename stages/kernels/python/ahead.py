@@ -35,9 +35,9 @@ FREE_SHARE = 1 / 4
 class Run(ArgumentSet):
     """One run, from its draw to its judgement."""
 
-    def __init__(self, layout: "Layout", device: torch.device, task: "Task", pattern: int) -> None:
+    def __init__(self, layout: "Layout", task: "Task", pattern: int) -> None:
         # Taken now: the driver may take milliseconds to find memory.
-        self._copy = torch.empty(layout.size, dtype=torch.uint8, device=device)
+        self._copy = torch.empty(layout.size, dtype=torch.uint8, device=task.device.home)
         super().__init__(layout, 0, self._copy, task)
         self._wanted_pattern = pattern
         self.bytes = 0
@@ -64,10 +64,9 @@ class Run(ArgumentSet):
 class Ahead:
     """The runs that were drawn ahead, by trial."""
 
-    def __init__(self, sets: "ArgumentSets", device: torch.device, budget: int) -> None:
+    def __init__(self, sets: "ArgumentSets", budget: int) -> None:
         """`budget` is in bytes."""
         self._sets = sets
-        self._device = device
         self._left = budget
         self._runs = {}
         self._placed = {}
@@ -79,7 +78,7 @@ class Ahead:
         needed = self._bytes(quick)
         if needed > self._left:
             return False
-        run = Run(self._sets.layout, self._device, self._sets.task, pattern)
+        run = Run(self._sets.layout, self._sets.task, pattern)
         run.bytes = needed
         take(run)
         run.prepare()

@@ -9,16 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop
+
+from dispatch_mode import DispatchMode
 
 aten = torch.ops.aten
 _FORMULAS = {**flop_registry, aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop}
 _WRITES_NOTHING = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.detach}
 
 
-class Counter(TorchDispatchMode):
+class Counter(DispatchMode):
     """Counts the operations of everything that runs under it."""
 
     def __init__(self) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from dispatch_mode import DispatchMode
 
 if TYPE_CHECKING:
     from error_model import Noise
@@ -22,7 +23,7 @@ def widened(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**kwargs, "dtype": torch.float64} if kwargs.get("dtype") in SMALLER else kwargs
 
 
-class _InFloat64(TorchDispatchMode):
+class _InFloat64(DispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

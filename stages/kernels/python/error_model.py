@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._decomp import decomposition_table
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from dispatch_mode import DispatchMode
 from double_precision import widened
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _median(values: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
 # The noisy twin.
 
 
-class Noise(TorchDispatchMode):
+class Noise(DispatchMode):
     """Random rounding of what each operator computes, in float64. What is not known as exact, a sum or a product is
     taken apart where torch can do that, and counts as rounded once where it can't."""
 

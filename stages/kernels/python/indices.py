@@ -12,7 +12,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from dispatch_mode import DispatchMode
 
 if TYPE_CHECKING:
     from judge import Expectation
@@ -100,7 +101,7 @@ class HalfAnswer:
         return "so many values are equal that half of them hold the answer"
 
 
-class Watch(TorchDispatchMode):
+class Watch(DispatchMode):
     """Notes what is picked while it is on."""
 
     def __init__(self) -> None:

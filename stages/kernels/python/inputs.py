@@ -9,12 +9,15 @@ import contextlib
 import hashlib
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.random
 import torch
 
 from refusal import Refusal, unsupported
+
+if TYPE_CHECKING:
+    from device import Device
 
 MASK = (1 << 63) - 1
 
@@ -75,21 +78,21 @@ def place(
 class Drawer:
     """Draws a task's inputs again and again."""
 
-    def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
+    def __init__(self, function: Callable[..., Any], device: "Device") -> None:
         self.function = function
         self.device = device
-        self.made_on = device
+        self.draws_on = device.draws_on
 
     def draw(self, seed: int) -> list[Any]:
-        if self.made_on.type == "cuda":
+        if self.draws_on is not None:
             try:
-                return self._draw_on(self.made_on, seed)
+                return self._draw_on(self.draws_on, seed)
             except torch.OutOfMemoryError:
                 raise
             except (RuntimeError, TypeError):
                 # It mixes devices or hands a GPU tensor to numpy; it will do so the next time too.
-                self.made_on = torch.device("cpu")
-        return self._draw_on(self.made_on, seed)
+                self.draws_on = None
+        return self._draw_on(torch.device("cpu"), seed)
 
     def _draw_on(self, device: torch.device, seed: int) -> list[Any]:
-        return [place(value, self.device) for value in call_get_inputs(self.function, seed, device)]
+        return [place(value, self.device.home) for value in call_get_inputs(self.function, seed, device)]

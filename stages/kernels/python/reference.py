@@ -56,7 +56,6 @@ pid. A worker whose GPU context an error has spoilt replies and ends.
 import argparse
 import collections
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
@@ -73,25 +72,22 @@ import isolation
 fork_server.prepare_environment(os.environ, threads=os.environ.get("CUDA_AGENT_THREADS", "1"))
 
 import torch  # noqa: E402
-import torch._dynamo  # noqa: E402  the first dispatch mode of a process imports it: seconds, better spent once
 
 import arena as arenas  # noqa: E402
+import device as devices  # noqa: E402
 import inputs  # noqa: E402
 import probe  # noqa: E402
 import screen  # noqa: E402
 import timing  # noqa: E402
-from ahead import CARD_SHARE, FREE_SHARE, Ahead  # noqa: E402
+from ahead import Ahead  # noqa: E402
 from argument_sets import ArgumentSets  # noqa: E402
-from gpu_facts import gpu_facts  # noqa: E402
 from refusal import Refusal, first_line, is_memory_error, poisons_gpu, unsupported  # noqa: E402
 from task import Task  # noqa: E402
 
 if TYPE_CHECKING:
     from ahead import Run
     from argument_sets import ArgumentSet
-
-SCHED_BLOCKING_SYNC = 4
-"""CU_CTX_SCHED_BLOCKING_SYNC of cuda.h."""
+    from device import Device
 
 TASKS_KEPT = 16
 UNCOUNTED_TRIALS = 1
@@ -143,7 +139,7 @@ class Fields:
 class Worker:
     """Answers the requests of one connection."""
 
-    def __init__(self, device: torch.device, arena_limit: Any) -> None:
+    def __init__(self, device: "Device", arena_limit: int | None) -> None:
         self.device = device
         self.arena = arenas.Arena(device, arena_limit)
         self._tasks = collections.OrderedDict()
@@ -155,16 +151,11 @@ class Worker:
         self._broken = None
 
     def start_device(self, sleeps: bool = False) -> None:
-        """Makes the GPU's context, which takes a while, before the first request comes."""
-        if self.device.type != "cuda":
-            return
+        """Makes the device ready before the first request comes."""
         try:
-            if sleeps:
-                sleep_while_waiting(self.device.index or 0)
-            torch.cuda.set_device(self.device)
-            torch.cuda.synchronize()
+            self.device.start(sleeps)
         except Exception as error:
-            self._broken = f"{self.device} can't be used: {first_line(error)}"
+            self._broken = f"{self.device.home} can't be used: {first_line(error)}"
 
     def handle(self, request: dict[str, Any] | list[Any]) -> dict[str, Any]:
         if self._broken is not None:
@@ -187,8 +178,7 @@ class Worker:
         idle = [key for key, task in self._tasks.items() if task is not begun]
         for key in idle:
             self._forget(key)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self.device.release_stock()
         return bool(idle)
 
     def _forget(self, key: bytes) -> None:
@@ -219,26 +209,22 @@ class Worker:
 
     def _timer(self, task: Task) -> timing.Timer:
         if task not in self._timers:
-            self._timers[task] = timing.Timer(task, self.device)
+            self._timers[task] = timing.Timer(task)
         return self._timers[task]
 
     def do_limit(self, fields: Fields) -> dict[str, Any]:
-        wanted = fields.get("bytes", int, None)
-        if self.device.type == "cuda":
-            total = torch.cuda.get_device_properties(self.device).total_memory
-            torch.cuda.set_per_process_memory_fraction(1.0 if wanted is None else min(1.0, wanted / total), self.device)
+        self.device.limit_memory(fields.get("bytes", int, None))
         return {}
 
     def do_task(self, fields: Fields) -> dict[str, Any]:
         task = self._task(fields.task())
-        if self.device.type == "cuda":
-            # Who waits for memory now must not keep what loading took.
-            torch.cuda.empty_cache()
+        # Who waits for memory now must not keep what loading took.
+        self.device.release_stock()
         return {
             "spec": task.spec(),
             "eager_ms": task.eager_ms,
-            "device": describe_device(self.device),
-            "gpu": gpu_facts(self.device.index or 0) if self.device.type == "cuda" else None,
+            "device": self.device.describe(),
+            "gpu": self.device.facts(),
             "fixed_inputs": task.fixed_inputs,
             "working_bytes": task.working_bytes(),
         }
@@ -250,24 +236,16 @@ class Worker:
         secret = parse_secret(fields.get("seed", str))
         scratch, sets = fields.count("scratch_bytes", 0), fields.count("sets", 1, least=1)
         self._sets = self._ahead = None
-        self._trim_stock()
+        self.device.trim_stock()
         task = self._task(Fields(fields.get("task", dict)).task())
         if task.degenerate is not None:
             raise unsupported(
                 task.degenerate, "no answer to it deserves a verdict: use another policy, sizes or inputs"
             )
         with task.running():
-            self._sets = ArgumentSets(task, self.arena, scratch, sets, available_memory(self.device))
+            self._sets = ArgumentSets(task, self.arena, scratch, sets, self.device.available_memory())
         self._secret = secret
         return {"arena": self.arena.describe(), "sets": [each.describe() for each in self._sets.sets]}
-
-    def _trim_stock(self) -> None:
-        """Runs of tasks of many sizes leave torch with blocks that fit no other; beside others that is memory lost."""
-        if self.device.type != "cuda":
-            return
-        stock = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        if stock > 2 * CARD_SHARE * torch.cuda.get_device_properties(self.device).total_memory:
-            torch.cuda.empty_cache()
 
     def do_draw(self, fields: Fields) -> dict[str, Any]:
         sets = self._begun()
@@ -282,7 +260,7 @@ class Worker:
             if not again:
                 self._draw_for(chosen, trial, quick)
             chosen.fill(pattern)
-        synchronize(self.device)
+        self.device.synchronize()
         return {}
 
     def _draw_for(self, chosen: "ArgumentSet | Run", trial: int, quick: bool) -> None:
@@ -307,7 +285,7 @@ class Worker:
 
     def _drawn_ahead(self) -> Ahead:
         if self._ahead is None:
-            self._ahead = Ahead(self._begun(), self.device, budget(self.device))
+            self._ahead = Ahead(self._begun(), self.device.ahead_bytes())
         return self._ahead
 
     def do_ahead(self, fields: Fields) -> dict[str, int]:
@@ -323,7 +301,7 @@ class Worker:
             ahead.drop(drawn)
             raise
         # Who gives way to others must have nothing left to do on the card.
-        synchronize(self.device)
+        self.device.synchronize()
         return {"drawn": len(drawn)}
 
     def do_place(self, fields: Fields) -> dict[str, Any]:
@@ -333,14 +311,14 @@ class Worker:
             if kept is not None:
                 ahead.keep(kept)
             ahead.put(trial, number)
-        synchronize(self.device)
+        self.device.synchronize()
         return {}
 
     def do_keep(self, fields: Fields) -> dict[str, Any]:
         ahead = self._drawn_ahead()
         with self._sets.task.running():
             ahead.keep(fields.count("trial", ...))
-        synchronize(self.device)
+        self.device.synchronize()
         return {}
 
     def do_judge_kept(self, fields: Fields) -> dict[str, Any]:
@@ -410,9 +388,7 @@ class Worker:
     def do_end(self, _fields: Fields) -> dict[str, Any]:
         self._sets = self._ahead = None
         self.arena.release_retired()
-        if self.device.type == "cuda":
-            # The runner, or another worker, may need what torch would keep in stock.
-            torch.cuda.empty_cache()
+        self.device.release_stock()
         return {}
 
 
@@ -444,42 +420,6 @@ def parse_secret(text: str) -> int:
         raise Refusal("internal", "the field seed is no hexadecimal number") from None
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def available_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    with open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    raise Refusal("internal", "/proc/meminfo names no MemAvailable")
-
-
-def budget(device: torch.device) -> int:
-    """Bytes for what is drawn ahead of the clock."""
-    free = available_memory(device)
-    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else free
-    return int(min(total * CARD_SHARE, free * FREE_SHARE))
-
-
-def describe_device(device: torch.device) -> dict[str, Any]:
-    if device.type != "cuda":
-        return {"name": "cpu", "threads": torch.get_num_threads()}
-    properties = torch.cuda.get_device_properties(device)
-    return {
-        "name": properties.name,
-        "memory_bytes": properties.total_memory,
-        "l2_bytes": properties.L2_cache_size,
-        "multiprocessors": properties.multi_processor_count,
-        "compute_capability": [properties.major, properties.minor],
-    }
-
-
 def answer(worker: Worker, line: bytes) -> tuple[dict[str, Any], bool]:
     """The reply to one line, whatever it is; and whether the worker can go on."""
     try:
@@ -492,16 +432,7 @@ def answer(worker: Worker, line: bytes) -> tuple[dict[str, Any], bool]:
         return {"error": refusal.reply()}, not poisons_gpu(error)
 
 
-def sleep_while_waiting(ordinal: Any) -> None:
-    """Waiting for the GPU, which by itself takes a core, leaves that core to others: compilers have too few. It is for
-    workers that check; one that takes times holds the card, and should go on at once."""
-    driver = ctypes.CDLL("libcuda.so.1")
-    device = ctypes.c_int()
-    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), ordinal) == 0:
-        driver.cuDevicePrimaryCtxSetFlags_v2(device, SCHED_BLOCKING_SYNC)
-
-
-def serve(connection: socket.socket, device: torch.device, arena_limit: Any, sleeps: bool) -> None:
+def serve(connection: socket.socket, device: "Device", arena_limit: int | None, sleeps: bool) -> None:
     """A worker's life."""
     worker = Worker(device, arena_limit)
     with connection, connection.makefile("rwb") as stream:
@@ -530,20 +461,14 @@ def die_with(parent: int) -> None:
         sys.exit("the parent has ended")
 
 
-def work(message: bytes, descriptors: list[int], device: torch.device, arena_limit: Any) -> int:
+def work(message: bytes, descriptors: list[int], device: "Device", arena_limit: int | None) -> int:
     """A worker, in its fork: answers one connection until that closes. `c` is for one that checks, `t` for times."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(2, 1)
-    set_threads(device)
+    torch.set_num_threads(int(os.environ.get("CUDA_AGENT_THREADS", device.usual_threads)))
     serve(socket.socket(fileno=descriptors[0]), device, arena_limit, message == b"c")
     return 0
-
-
-def set_threads(device: torch.device) -> None:
-    """One thread where the CPU is the device; beside a GPU a few, for tasks that draw their inputs on the CPU."""
-    usual = 1 if device.type == "cpu" else min(8, os.cpu_count() or 1)
-    torch.set_num_threads(int(os.environ.get("CUDA_AGENT_THREADS", usual)))
 
 
 def ended(kept: list[int], code: int) -> None:
@@ -593,7 +518,7 @@ def main() -> None:
         "device": arguments.device,
     }
     print(json.dumps(ready), flush=True)
-    device = torch.device(arguments.device)
+    device = devices.of(arguments.device)
     server = fork_server.ForkServer(
         socket.socket(fileno=0),
         lambda message, descriptors: work(message, descriptors, device, arguments.arena_limit),

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-import arena
+import cuda_device
 import element_types
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -161,13 +161,13 @@ class _Handle(ctypes.Structure):
 
 def open_on_gpu(described: Any) -> torch.Tensor:
     torch.cuda.init()
-    library = ctypes.CDLL(arena.CudaRuntime._loaded_path())
+    library = ctypes.CDLL(cuda_device.CudaRuntime._loaded_path())
     handle = _Handle.from_buffer_copy(bytes.fromhex(described["ipc_handle"]))
     address = ctypes.c_void_p()
     lazily_enable_peer_access = 1
     status = library.cudaIpcOpenMemHandle(ctypes.byref(address), handle, lazily_enable_peer_access)
     assert status == 0, f"cudaIpcOpenMemHandle: {status}"
-    return torch.as_tensor(arena._RawMemory(address.value, described["bytes"]), device="cuda")
+    return torch.as_tensor(cuda_device._RawMemory(address.value, described["bytes"]), device="cuda")
 
 
 def make_task(code: Any, policy: str = "strict", protocol: str = "cuda-agent", overrides: Any = None) -> dict[str, Any]:

@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import inputs
 import judge
+from dispatch_mode import DispatchMode
 from refusal import first_line
 from task import WEIGHTS_SECRET
 
@@ -171,7 +171,7 @@ class Screening:
         for name, dtype in (("float16", torch.float16), ("bfloat16", torch.bfloat16)):
             if any(output.dtype in (torch.float32, torch.float64) for output in self._outputs):
                 self._try_running(name, lambda dtype=dtype: self._in_half(dtype))
-        if self._task.device.type == "cuda" and self._task.policy.name != "tf32":
+        if self._task.device.has_tf32 and self._task.policy.name != "tf32":
             self._try_running("tf32", self._in_tf32)
 
     def _in_half(self, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -193,7 +193,7 @@ IN_UNIT_INTERVAL = ("binary_cross_entropy",)
 """Operators whose first argument lies between 0 and 1. On a GPU any other value ends the process's context."""
 
 
-class LeaveOut(TorchDispatchMode):
+class LeaveOut(DispatchMode):
     """Counts the operators that could be left out (output and first argument alike), and leaves out one of them."""
 
     def __init__(self, position: int | None) -> None:

@@ -33,6 +33,7 @@ from weights import Weights
 
 if TYPE_CHECKING:
     from arena import Arena
+    from device import Device
     from task_source import TaskSource
     from variation import Level
 
@@ -45,7 +46,7 @@ FACTOR = 10.0
 class Task:
     """Made from the fields of a `task` request."""
 
-    def __init__(self, fields: dict[str, Any], device: torch.device, arena: "Arena") -> None:
+    def __init__(self, fields: dict[str, Any], device: "Device", arena: "Arena") -> None:
         self.device = device
         self._arena = arena
         # Of the last whole judgement; `None` before the first, and where eager was not finite.
@@ -87,7 +88,7 @@ class Task:
         model_class = self.source.model_class()
         arguments, named = _init_arguments(self.source)
         model = _construct(model_class, arguments, named, inputs.derive(WEIGHTS_SECRET, "weights", seed), self.device)
-        model = model.to(self.device).train(self._train)
+        model = model.to(self.device.home).train(self._train)
         _check_state_is_registered(model)
         return model, _argument_constants(model_class.__init__, arguments, named, skip=1)
 
@@ -190,9 +191,9 @@ class Task:
     def _study_randomness(self, values: Sequence[Any], outputs: list[torch.Tensor]) -> None:
         """Other seeds must not change the answer. Atomic additions may, a little, and leave the generators alone."""
         inputs.seed_everything(1)
-        before = self._generators()
+        before = self.device.generators()
         again = self.forward(values)
-        untouched = all(torch.equal(one, other) for one, other in zip(before, self._generators(), strict=True))
+        untouched = all(torch.equal(one, other) for one, other in zip(before, self.device.generators(), strict=True))
         for name, one, other in zip(self.output_names, outputs, again, strict=True):
             if not same_bits(one, other) and not (untouched and _nearly_equal(one, other)):
                 raise unsupported(
@@ -238,9 +239,8 @@ class Task:
         except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, KeyError, AttributeError):
             self.error_kinds = None
         self.probe = probe.find(self, first, eager, self.error_kinds, inputs.derive(WEIGHTS_SECRET, "probe", 0))
-        if self.device.type == "cuda":
-            # Twins take several times what a forward does.
-            torch.cuda.empty_cache()
+        # Twins take several times what a forward does.
+        self.device.release_stock()
 
     def _answered_without_work(self, *draws: list[float | torch.Tensor]) -> str | None:
         """Which output can be answered by a constant, or by half of the work, in words."""
@@ -257,43 +257,30 @@ class Task:
         why = next((each for each in found if each is not None), None)
         return None if why is None else f"the task is degenerate under the policy {self.policy.name}: {why}"
 
-    def _generators(self) -> list[torch.Tensor]:
-        states = [torch.get_rng_state()]
-        if self.device.type == "cuda":
-            states.append(torch.cuda.get_rng_state(self.device))
-        return states
-
     def _study_cost(self, values: Sequence[Any]) -> None:
         self.flops = counting.count(self.model, lambda: self.forward(values))
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-            before = torch.cuda.memory_allocated(self.device)
-        self.synchronize()
+
+        self.device.synchronize()
         started = time.perf_counter()
-        self.forward(values)
-        self.synchronize()
+        peak = self.device.peak_bytes(lambda: self.forward(values))
+        self.device.synchronize()
         self.eager_ms = (time.perf_counter() - started) * 1e3
+        # What a forward takes at most; three times as much when a float64 forward follows.
         self.forward_bytes = 0
-        if self.device.type == "cuda":
-            # What a forward takes at most; three times as much when a float64 forward follows.
-            peak = torch.cuda.max_memory_allocated(self.device) - before
+        if peak is not None:
             self.forward_bytes = peak * (3 if self.policy.needs_float64 else 1) + (512 << 20)
 
     def working_bytes(self) -> int:
         """About what screening takes of a GPU's memory: two draws of the inputs, the state and a copy of its largest
         part, four times the outputs (eager's, the expected ones, an answer's, and that as it is compared), a
-        forward."""
-        if self.device.type != "cuda":
+        forward. 0 where the device has no memory of its own."""
+        if self.forward_bytes == 0:
             return 0
         count = len(self.input_names)
         sizes = [_bytes(*tensor) for tensor in self.read_tensors()]
         outputs = sum(_bytes(*tensor) for tensor in self.written_tensors())
         state = sum(sizes[count:]) + max(sizes[count:], default=0)
         return 2 * sum(sizes[:count]) + state + 4 * outputs + self.forward_bytes
-
-    def synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     # What everything else uses.
 
@@ -498,12 +485,12 @@ def _init_arguments(source: "TaskSource") -> tuple[list[int], dict[str, Any]]:
     return list(given), {}
 
 
-def _construct(model_class: type, arguments: list[int], named: dict[str, Any], seed: int, device: torch.device) -> Any:
-    """Weights are drawn on the GPU where the model's code bears it: for large models that saves seconds."""
-    if device.type == "cuda":
+def _construct(model_class: type, arguments: list[int], named: dict[str, Any], seed: int, device: "Device") -> Any:
+    """Weights are drawn on the device where the model's code bears it: for large models that saves seconds."""
+    if device.draws_on is not None:
         try:
             inputs.seed_everything(seed)
-            with torch.device(device):
+            with device.draws_on:
                 return model_class(*arguments, **named)
         except torch.OutOfMemoryError:
             raise

@@ -13,6 +13,7 @@ sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent)]
 import itertools
 
 import arena
+import device as devices
 import reference as program
 from element_types import PATTERNS
 from reference_client import (
@@ -248,7 +249,7 @@ def test_requests_in_the_wrong_order(reference):
 
 @pytest.fixture
 def worker():
-    made = program.Worker(torch.device("cpu"), None)
+    made = program.Worker(devices.of("cpu"), None)
     yield made
     made.arena.close()
 
@@ -268,7 +269,7 @@ def test_only_as_many_are_drawn_ahead_as_there_is_memory_for(worker, monkeypatch
     needed = 3 * quick + 64 * 1000 * 8
     for room, drawn in ((needed, 3), (needed - 1, 2), (quick - 1, 0)):
         ask(worker, "begin", task=task, seed="1")
-        monkeypatch.setattr(program, "budget", lambda _device, room=room: room)
+        monkeypatch.setattr(worker.device, "ahead_bytes", lambda room=room: room)
         assert ask(worker, "ahead", draws=draws)["drawn"] == drawn
     # The others are drawn as ever.
     ask(worker, "draw", set=0, trial=3, quick=True)

@@ -285,10 +285,11 @@ CASES = {
 def test_which_way_was_taken(monkeypatch, name, damage):
     """In this process, as the worker does it: `Task`, `ArgumentSets`, and what they call."""
     import arena
+    import device as devices
     import task as tasks
 
     code, _ = CASES[name]
-    device = torch.device("cpu")
+    device = devices.of("cpu")
     memory = arena.Arena(device, None)
     fields = {**make_task(code), "seed": 0}
     task = tasks.Task(fields, device, memory)
@@ -343,10 +344,11 @@ def spoil(chosen, outputs, damage):
 
 def test_what_may_only_be_read_is_compared_after_every_run_though_it_is_not_copied_again(monkeypatch):
     import arena
+    import device as devices
     import task as tasks
 
     monkeypatch.setattr(argument_sets, "LARGE_BYTES", 1)
-    device = torch.device("cpu")
+    device = devices.of("cpu")
     memory = arena.Arena(device, None)
     task = tasks.Task({**make_task(CASES["softmax"][0]), "seed": 0}, device, memory)
     (chosen,) = argument_sets.ArgumentSets(task, memory, 0, 1, 1 << 40).sets

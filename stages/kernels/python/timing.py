@@ -1,26 +1,21 @@
 """What PyTorch itself takes: eager, `torch.compile`, and `torch.compile` with autotuning.
 
-On a GPU times are those of cuda_clock.py, of the GPU alone.
-
 Autotuning is mode `max-autotune-no-cudagraphs`: behind a spin a graph saves nothing, and its copies of the inputs into
 fixed places would be counted against it.
-
-On the CPU device the figure is wall time with one thread. It is there so that everything can be run and tested; it says
-nothing on speed.
 """
 
 import base64
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.compiler._cache import CacheArtifactManager
 
-from arena import CudaRuntime
-from cuda_clock import CudaClock, Launches
-from refusal import Refusal, first_line, unsupported
+from cuda_clock import Launches
+from refusal import Refusal, first_line
 
 if TYPE_CHECKING:
+    from device import Clock
     from task import Task
 
 MODES = {"eager": None, "compile": "default", "autotune": "max-autotune-no-cudagraphs"}
@@ -59,7 +54,7 @@ class Baseline:
     def _compile(self, which: str, cache: Any) -> None:
         # Artifacts are kept for the whole process: without this, earlier tasks' would be saved along.
         # No torch._dynamo.reset() here: it would throw away other tasks' code, to be compiled again under the clock.
-        torch.compiler._cache.CacheArtifactManager.clear()
+        CacheArtifactManager.clear()
         if cache:
             torch.compiler.load_cache_artifacts(base64.b64decode(cache))
         self.model = torch.compile(self._task.model, mode=MODES[which], dynamic=False)
@@ -68,11 +63,11 @@ class Baseline:
         values = self._task.draw(0)
         for _ in range(WARM_UPS):
             self._task.forward(values, self.model)
-        self._task.synchronize()
+        self._task.device.synchronize()
         started = time.perf_counter()
         self._task.forward(values, self.model)
         self.launches = Launches(time.perf_counter() - started)
-        self._task.synchronize()
+        self._task.device.synchronize()
 
     def report(self) -> dict[str, Any]:
         return {"seconds": self.seconds, "cache": self.cache, "error": self.error}
@@ -87,34 +82,12 @@ def _saved_cache() -> Any:
     return None if saved is None else base64.b64encode(saved[0]).decode()
 
 
-class CpuClock:
-    def milliseconds(self, task: "Task", baseline: Baseline, values: Sequence[Any]) -> dict[str, Any]:
-        started = time.perf_counter()
-        task.forward(values, baseline.model)
-        return {"ms": (time.perf_counter() - started) * 1e3, "hidden": False}
-
-
-class GpuClock:
-    """GPU time of a forward: cuda_clock.py."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._clock = CudaClock(device, CudaRuntime().reset_persisting_l2)
-
-    def milliseconds(self, task: "Task", baseline: Baseline, values: Sequence[Any]) -> dict[str, Any]:
-        def call():
-            return task.forward(values, baseline.model)
-
-        ms, hidden = self._clock.milliseconds(call, baseline.launches)
-        return {"ms": ms, "hidden": hidden}
-
-
 class Timer:
     """The baselines of one task."""
 
-    def __init__(self, task: "Task", device: torch.device) -> None:
+    def __init__(self, task: "Task") -> None:
         self._task = task
-        self._device = device
-        self._clock = None
+        self._clock: Clock | None = None
         self._baselines = {}
 
     def prepare(self, which: str, cache: Any) -> dict[str, Any]:
@@ -136,24 +109,15 @@ class Timer:
     def time(self, which: str, values: Any) -> dict[str, Any]:
         baseline = self._baseline(which)
         if self._clock is None:
-            self._clock = GpuClock(self._device) if self._device.type == "cuda" else CpuClock()
+            self._clock = self._task.device.clock()
         with self._task.running():
-            return self._clock.milliseconds(self._task, baseline, values)
+            return self._clock.milliseconds(lambda: self._task.forward(values, baseline.model), baseline)
 
     def kernels(self, which: str) -> dict[str, Any]:
         """Summed time of everything that the GPU did for one forward."""
-        if self._device.type != "cuda":
-            raise unsupported("the time of kernels needs a GPU")
+        kernel_times = self._task.device.kernel_clock()
         baseline = self._baseline(which)
         with self._task.running():
             values = self._task.draw(1)
-            self._task.synchronize()
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-                self._task.forward(values, baseline.model)
-                self._task.synchronize()
-        times = [
-            event.time_range.elapsed_us()
-            for event in profile.events()
-            if event.device_type == torch.autograd.DeviceType.CUDA  # pyright: ignore[reportPrivateImportUsage] (it is documented)
-        ]
+            times = kernel_times(lambda: self._task.forward(values, baseline.model))
         return {"kernel_ms": sum(times) / 1e3, "kernels": len(times)}

@@ -111,7 +111,7 @@ const GUARDED: &[(&str, [&str; 3])] = &[
              rust every_run_has_new_inputs_poison_and_the_next_place_whenever_it_was_drawn, \
              rust the_first_wrong_run_is_found_whichever_it_is, rust a_run_that_leaves_its_work_to_a_later_one_is_wrong, \
              rust a_run_that_does_the_work_of_the_next_in_advance_is_of_no_use",
-            "rust what_is_computed_from_addresses_is_found_out, suite host/by_count, suite host/by_chance",
+            "rust what_is_computed_from_addresses_is_found_out, suite host/by_count, suite host/by_chance, suite host/by_where_it_lies",
             "same",
         ],
     ),

@@ -251,6 +251,7 @@ fn what_cannot_be_recorded_is_refused_by_name() {
             "for (int i = 0; i < getpid() % 7; ++i) start(x, out, 1, stream);\nstart(x, out, getpid(), stream);",
         ),
         ("a count of its calls", "static int calls;", "start(x, out, ++calls % 8 == 7 ? 2 : 1, stream);"),
+        ("a choice by the stack", "", "int here; start(x, out, ((uintptr_t)&here >> 12) % 4 == 3 ? 2 : 1, stream);"),
         (
             "work that is done once",
             "static bool is_done;",
