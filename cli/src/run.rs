@@ -257,14 +257,18 @@ impl Subscriber for LazyRecorder {
     }
 }
 
+/// What a run made is shown where it is not more than this.
+const MOST_SHOWN: usize = 8;
+
 /// After a run: what its last stages made, where it is, and what to try next.
 fn say_what_is_there(pipeline: &Pipeline, graph: &Graph, store: &Store, report: &Report) {
     if report.outcome != RunOutcome::Done {
         return;
     }
     let ends = (0..pipeline.stages.len()).filter(|stage| graph.consumers(*stage).is_empty());
-    let ends: Vec<_> = ends.filter_map(|stage| report.outputs.get_key_value(&pipeline.stages[stage].name)).collect();
-    if ends.is_empty() || ends.len() > 8 {
+    let made = ends.filter_map(|stage| report.outputs.get_key_value(&pipeline.stages[stage].name));
+    let ends: Vec<_> = made.take(MOST_SHOWN + 1).collect();
+    if ends.is_empty() || ends.len() > MOST_SHOWN {
         return;
     }
     let place = match store.is_private() {

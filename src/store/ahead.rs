@@ -4,13 +4,15 @@
 //! Nothing depends on it: a key that is not here is looked up as ever, each look is used at most once, and none after
 //! [`Ends`], since what lies here grows old.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt::{self, Formatter};
+use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use serde::Deserialize;
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use super::local::{LocalView, Look};
 use super::record::Brief;
@@ -124,9 +126,9 @@ fn newest(runs: &std::path::Path) -> Option<PathBuf> {
 /// What a run had results of, in the order of its pipeline, as the next run will ask.
 fn keys(manifest: &[u8]) -> Option<Vec<Digest>> {
     #[derive(Deserialize)]
-    struct Run<'a> {
-        #[serde(borrow)]
-        stages: HashMap<Cow<'a, str>, Stage>,
+    struct Run {
+        #[serde(deserialize_with = "values")]
+        stages: Vec<Stage>,
     }
     #[derive(Deserialize)]
     struct Stage {
@@ -134,12 +136,35 @@ fn keys(manifest: &[u8]) -> Option<Vec<Digest>> {
         key: Option<Digest>,
         outcome: StageState,
     }
-    let run: Run<'_> = serde_json::from_slice(manifest).ok()?;
-    let stages = run.stages.into_values().filter(|stage| stage.outcome.has_result());
+    let run: Run = serde_json::from_slice(manifest).ok()?;
+    let stages = run.stages.into_iter().filter(|stage| stage.outcome.has_result());
     let mut keys: Vec<(Option<u32>, Digest)> = stages.filter_map(|stage| Some((stage.place, stage.key?))).collect();
     keys.sort_unstable();
     keys.dedup_by_key(|(_, key)| *key);
     Some(keys.into_iter().map(|(_, key)| key).take(MOST).collect())
+}
+
+/// The values of a map, whatever their names.
+fn values<'de, T: Deserialize<'de>, D: Deserializer<'de>>(map: D) -> Result<Vec<T>, D::Error> {
+    struct Values<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Values<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut Formatter<'_>) -> fmt::Result {
+            f.write_str("a map")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vec<T>, A::Error> {
+            let mut values = Vec::new();
+            while let Some((IgnoredAny, value)) = map.next_entry()? {
+                values.push(value);
+            }
+            Ok(values)
+        }
+    }
+
+    map.deserialize_map(Values(PhantomData))
 }
 
 #[cfg(test)]

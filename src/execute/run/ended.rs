@@ -152,7 +152,7 @@ impl Run<'_, '_> {
             return Ok(false);
         }
         let name = self.stage(producer).name.clone();
-        if let Some(key) = self.record.manifest.stages.get(&name).and_then(|entry| entry.key) {
+        if let Some(key) = self.record.key(producer) {
             self.engine.store.distrust(&key).await?;
         }
         if is_done {

@@ -182,7 +182,7 @@ impl<'e, 'a> Run<'e, 'a> {
             self.close().await?;
         }
         outcome?;
-        Ok(Report { manifest: Some(self.record.manifest), ..self.report })
+        Ok(Report { manifest: Some(self.record.into_manifest()), ..self.report })
     }
 
     async fn event_loop(&mut self, interrupts: &mut mpsc::UnboundedReceiver<()>) -> Result<(), PlanError> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::active::Keys;
 use super::job_end::Upload;
+use crate::digest::Digest;
 use crate::execute::engine::Engine;
 use crate::execute::stage_id::StageId;
 use crate::execute::work;
@@ -15,8 +16,10 @@ use crate::store::{RowCounts, RunManifest, RunState, StageEntry, StageState, Sto
 /// A run's manifest, as it grows, and its hold on its work folder.
 pub struct RunRecord {
     pipeline: Arc<Pipeline>,
-    /// What the store gets.
-    pub manifest: RunManifest,
+    /// What the store gets, with its stages as they were when it was last asked for.
+    manifest: RunManifest,
+    /// What is noted of each stage of the pipeline.
+    entries: Vec<Option<StageEntry>>,
     /// Where each stage comes in the order of the pipeline.
     places: Vec<u32>,
     is_recorded: bool,
@@ -45,6 +48,7 @@ impl RunRecord {
         Self {
             pipeline: engine.pipeline.clone(),
             manifest,
+            entries: vec![None; engine.pipeline.stages.len()],
             places: places(&engine.order),
             is_recorded: false,
             alive: None,
@@ -53,28 +57,34 @@ impl RunRecord {
         }
     }
 
-    fn name(&self, id: StageId) -> &String {
-        &self.pipeline.stages[id.0].name
+    /// What is noted of stages, by name.
+    pub fn entries(&self) -> impl Iterator<Item = (&String, &StageEntry)> {
+        let stages = self.pipeline.stages.iter().zip(&self.entries);
+        stages.filter_map(|(stage, entry)| Some((&stage.name, entry.as_ref()?)))
+    }
+
+    /// The key of a stage, where that is known.
+    pub fn key(&self, id: StageId) -> Option<Digest> {
+        self.entries[id.0].as_ref()?.key
     }
 
     /// Notes how a stage stands, over what was noted of it.
     pub fn set_outcome(&mut self, id: StageId, keys: Option<Keys>, outcome: StageState, message: Option<String>) {
         let (key, base) = (keys.map(|(key, _)| key), keys.and_then(|(_, base)| base));
         let place = Some(self.places[id.0]);
-        let entry = StageEntry { key, base, outcome, message, place, ..StageEntry::default() };
-        self.manifest.stages.insert(self.name(id).clone(), entry);
+        self.entries[id.0] = Some(StageEntry { key, base, outcome, message, place, ..StageEntry::default() });
     }
 
     /// Notes how a stage whose outcome was just noted came by its rows.
     pub fn set_rows(&mut self, id: StageId, rows: Option<RowCounts>) {
-        if let Some(entry) = self.manifest.stages.get_mut(&self.pipeline.stages[id.0].name) {
+        if let Some(entry) = &mut self.entries[id.0] {
             entry.rows = rows;
         }
     }
 
     /// Notes how long a stage whose outcome was just noted took, and how it came by its rows.
     pub fn set_work(&mut self, id: StageId, duration_s: f64, rows: Option<RowCounts>) {
-        if let Some(entry) = self.manifest.stages.get_mut(&self.pipeline.stages[id.0].name) {
+        if let Some(entry) = &mut self.entries[id.0] {
             (entry.duration_s, entry.rows) = (Some((duration_s * 1e3).round() / 1e3), rows);
         }
     }
@@ -97,8 +107,14 @@ impl RunRecord {
     /// The manifest as of now, of a run that goes on.
     pub fn heartbeat(&mut self) -> &RunManifest {
         self.manifest.heartbeat_at = crate::now();
+        self.manifest.stages = self.entries().map(|(name, entry)| (name.clone(), entry.clone())).collect();
         self.is_recorded = true;
         &self.manifest
+    }
+
+    /// The manifest as it was last asked for.
+    pub fn into_manifest(self) -> RunManifest {
+        self.manifest
     }
 
     /// Writes the manifest.
@@ -110,7 +126,7 @@ impl RunRecord {
     /// Notes of each selected stage that was not over how it stands, and the time.
     pub fn close(&mut self, selected: &[bool]) {
         for id in (0..selected.len()).filter(|index| selected[*index]).map(StageId) {
-            match self.manifest.stages.get_mut(&self.pipeline.stages[id.0].name) {
+            match &mut self.entries[id.0] {
                 None => self.set_outcome(id, None, StageState::Waiting, None),
                 // It was ended before it could report anything.
                 Some(entry) if entry.outcome == StageState::Running => entry.outcome = StageState::Cancelled,

@@ -71,8 +71,8 @@ impl Run<'_, '_> {
             store.share_the_rest().await;
         }
         if self.report.outcome == RunOutcome::Done && store.unshared().is_empty() {
-            let entries = self.record.manifest.stages.iter();
-            let stages: Vec<_> = entries.filter_map(|(name, entry)| Some((name.clone(), entry.key?))).collect();
+            let stages: Vec<_> =
+                self.record.entries().filter_map(|(name, entry)| Some((name.clone(), entry.key?))).collect();
             if let Err(error) = self.lookups.planner.leave_hint(&self.context.run, stages.into_iter()).await {
                 store.warn(error.to_string());
             }

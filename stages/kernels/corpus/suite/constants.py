@@ -13,7 +13,8 @@ MASK = task("x, m: torch.where(m, x, -x)", "[torch.randn(size), torch.ones(size,
 SMOOTH = task("x: torch.sigmoid(x)", "[torch.randn(size) * 0.01]", size=10007)
 BUFFER = task("x: x * self.window", "[torch.randn(rows, columns)]", "self.register_buffer('window', torch.ones(columns))", rows=61, columns=101)
 NEARLY = task("x: 100 + x.mean(1)", "[torch.randn(rows, columns)]", rows=211, columns=517)
-TWO = task("x: return torch.exp(x), x > -4", "[torch.randn(size)]", size=20011)
+# Six elements of a draw are false: with twenty thousand elements, a draw in two had none.
+TWO = task("x: return torch.exp(x), x > -4", "[torch.randn(size)]", size=200011)
 COUNT = task("x: (x > 0).sum(1)", "[torch.randn(rows, columns)]", rows=211, columns=67)
 MEANS = task("x: x.float().mean(1).bfloat16()", "[torch.randn(rows, columns).bfloat16()]", rows=211, columns=67)
 
