@@ -74,9 +74,8 @@ pub fn replace_file(path: &FilePath, bytes: &[u8]) -> std::io::Result<()> {
 }
 
 /// Reads a file; most are small, and those take one read and no look at their size.
-pub(super) fn read_file(path: &FilePath) -> std::io::Result<Vec<u8>> {
+pub(super) fn read_file(mut file: std::fs::File) -> std::io::Result<Vec<u8>> {
     const FIRST: usize = 4 * 1024;
-    let mut file = std::fs::File::open(path)?;
     // On the stack: a fresh buffer of this size for each of ten thousand records is mostly page faults.
     let mut first = [0; FIRST];
     let count = file.read(&mut first)?;

@@ -2,10 +2,15 @@
 //!
 //! Its files are those of the object-store layer's `LocalFileSystem`, which writes and lists the large and the many.
 
+use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::Mode;
 use object_store::path::Path;
 
 use super::StoreError;
@@ -43,6 +48,8 @@ fn stays(name: &[u8]) -> bool {
 pub struct Folder {
     path: PathBuf,
     url: String,
+    /// The folder itself, for who asks for very many objects: each name is then looked up from here.
+    opened: Option<Arc<OwnedFd>>,
 }
 
 impl Folder {
@@ -52,7 +59,36 @@ impl Folder {
         let fail = |error: io::Error| StoreError::of_io(&url, "open", "", &error);
         std::fs::create_dir_all(path).map_err(fail)?;
         let path = path.canonicalize().map_err(fail)?;
-        Ok(Self { url: format!("file://{}", path.display()), path })
+        Ok(Self { url: format!("file://{}", path.display()), path, opened: None })
+    }
+
+    /// The same for a while, in which nobody puts another folder in its place.
+    pub fn held(mut self) -> Self {
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        self.opened = nix::fcntl::open(&self.path, flags, Mode::empty()).ok().map(Arc::new);
+        self
+    }
+
+    /// The folder to look a name up from, where that is held and the name is that of its file.
+    fn holding(&self, name: &str) -> Option<&OwnedFd> {
+        self.opened.as_deref().filter(|_| stays(name.as_bytes()))
+    }
+
+    fn open_file(&self, name: &str) -> io::Result<File> {
+        match self.holding(name) {
+            Some(folder) => {
+                let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+                Ok(nix::fcntl::openat(folder, name, flags, Mode::empty())?.into())
+            }
+            None => File::open(self.path_of(name)),
+        }
+    }
+
+    fn length(&self, name: &str) -> io::Result<u64> {
+        match self.holding(name) {
+            Some(folder) => Ok(nix::sys::stat::fstatat(folder, name, AtFlags::empty())?.st_size as u64),
+            None => Ok(std::fs::metadata(self.path_of(name))?.len()),
+        }
     }
 
     /// Where it lies.
@@ -84,7 +120,7 @@ impl Folder {
 
     /// Reads a whole object; `None` where there is none.
     pub fn read(&self, name: &str) -> Result<Option<Bytes>, StoreError> {
-        match read_file(&self.path_of(name)) {
+        match self.open_file(name).and_then(read_file) {
             Ok(bytes) => Ok(Some(bytes.into())),
             Err(error) if is_absent(&error) => Ok(None),
             Err(error) => Err(self.failed("read", name, &error)),
@@ -103,8 +139,8 @@ impl Folder {
 
     /// The size of an object, `None` where there is none.
     pub fn size_of(&self, name: &str) -> Result<Option<u64>, StoreError> {
-        match std::fs::metadata(self.path_of(name)) {
-            Ok(metadata) => Ok(Some(metadata.len())),
+        match self.length(name) {
+            Ok(length) => Ok(Some(length)),
             Err(error) if is_absent(&error) => Ok(None),
             Err(error) => Err(self.failed("look at", name, &error)),
         }
@@ -137,6 +173,32 @@ impl Folder {
         match std::fs::remove_file(self.path_of(name)) {
             Err(error) if !is_absent(&error) => Err(self.failed("remove", name, &error)),
             _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_held_folder_has_the_same_objects() {
+        let parent = tempfile::tempdir().unwrap();
+        std::fs::write(parent.path().join("outside"), "no").unwrap();
+        let folder = Folder::open(&parent.path().join("store")).unwrap();
+        for name in ["v1/a.b/c-d_e", "v1/m[lr=0.1]", "v1/.hidden", "v1/x..y"] {
+            assert!(folder.create(name, name.as_bytes()).unwrap());
+        }
+        let held = folder.clone().held();
+        assert!(held.opened.is_some());
+        for folder in [&folder, &held] {
+            for name in ["v1/a.b/c-d_e", "v1/m[lr=0.1]", "v1/.hidden", "v1/x..y"] {
+                assert_eq!(folder.read(name).unwrap(), Some(Bytes::from(name)));
+                assert_eq!(folder.size_of(name).unwrap(), Some(name.len() as u64));
+            }
+            for name in ["v1/none", "v1/a.b/c-d_e/f", "../outside", "v1/../../outside"] {
+                assert_eq!((folder.read(name).unwrap(), folder.size_of(name).unwrap()), (None, None), "{name}");
+            }
         }
     }
 }

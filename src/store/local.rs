@@ -32,7 +32,7 @@ pub struct LocalView {
 
 impl LocalView {
     pub(super) fn new(folder: Folder, remote: Option<Arc<Remote>>) -> Self {
-        Self { folder, remote }
+        Self { folder: folder.held(), remote }
     }
 
     /// What a key has, and whether its blobs are there.
