@@ -131,7 +131,12 @@ impl Preimage {
 
     /// The key.
     pub fn key(&self) -> Digest {
-        Digest::keyed(context::STAGE_KEY, &self.to_bytes())
+        Self::key_of(&self.to_bytes())
+    }
+
+    /// The key, of canonical JSON.
+    pub fn key_of(bytes: &[u8]) -> Digest {
+        Digest::keyed(context::STAGE_KEY, bytes)
     }
 }
 

@@ -68,9 +68,9 @@ impl Planner<'_> {
         selected: &[bool],
         is_halted: &(dyn Fn() -> bool + Sync),
     ) -> Result<HashMap<usize, H>, PlanError> {
-        let mut found: HashMap<usize, H> = HashMap::new();
         let has_remote = self.store.has_remote();
         let chosen: Vec<usize> = order.iter().copied().filter(|index| selected[*index]).collect();
+        let mut found: HashMap<usize, H> = HashMap::with_capacity(chosen.len());
         let _end = self.store.ahead().map(|ahead| ahead.ends_with_this());
         let Some(view) = self.store.local_view().filter(|_| has_remote || chosen.len() >= WORTH_THREADS) else {
             return Ok(found);
@@ -151,10 +151,10 @@ impl Planner<'_> {
         if self.refresh.contains(&index) || !waits(stage, &known).is_empty() {
             return None;
         }
-        let resolved = self.resolve_at_once(stage, known)?;
+        let (resolved, preimage) = self.resolve_at_once(stage, known)?;
         let Look { generation, record } = self.store.look_up_at_once(view, &resolved.key).ok()?;
         let (brief, missing) = record?;
-        let is_hit = brief.is_of(&resolved.preimage) && lack(stage, brief.rows, missing).is_none();
+        let is_hit = brief.is_of(&resolved.preimage, &preimage) && lack(stage, brief.rows, missing).is_none();
         is_hit.then_some((resolved, brief, generation))
     }
 }

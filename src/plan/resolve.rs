@@ -39,16 +39,16 @@ impl Planner<'_> {
             }
             inputs.insert(port.clone(), resolved);
         }
-        self.identified(stage, inputs)
+        Ok(self.identified(stage, inputs)?.0)
     }
 
-    /// The same without waiting for anything; `None` where that is needed, or something is wrong: whoever has time for it
-    /// looks again.
+    /// The same without waiting for anything, with the bytes of its pre-image; `None` where that is needed, or something is
+    /// wrong: whoever has time for it looks again.
     pub(super) fn resolve_at_once<'k>(
         &self,
         stage: &Stage,
         known: impl Fn(usize) -> Option<&'k Outputs>,
-    ) -> Option<Resolved> {
+    ) -> Option<(Resolved, Vec<u8>)> {
         let mut inputs = BTreeMap::new();
         for (port, sources) in &stage.inputs {
             let port_type = stage.kind.inputs[port].port_type;
@@ -81,9 +81,16 @@ impl Planner<'_> {
         })
     }
 
-    fn identified(&self, stage: &Stage, inputs: BTreeMap<String, Vec<Input>>) -> Result<Resolved, PlanError> {
+    /// With the bytes of its pre-image.
+    fn identified(
+        &self,
+        stage: &Stage,
+        inputs: BTreeMap<String, Vec<Input>>,
+    ) -> Result<(Resolved, Vec<u8>), PlanError> {
         let preimage = self.preimage(stage, &inputs)?;
-        Ok(Resolved { key: preimage.key(), base: base_key(&stage.kind, &preimage), preimage, inputs })
+        let bytes = preimage.to_bytes();
+        let (key, base) = (Preimage::key_of(&bytes), base_key(&stage.kind, &preimage));
+        Ok((Resolved { key, base, preimage, inputs }, bytes))
     }
 
     /// Whether a table has the columns that the port reads.

@@ -103,11 +103,11 @@ impl Brief {
         RecordId { key: &self.key, nonce: &self.nonce }
     }
 
-    /// Whether its pre-image is this one.
-    pub fn is_of(&self, preimage: &Preimage) -> bool {
+    /// Whether its pre-image is this one, whose canonical bytes these are.
+    pub fn is_of(&self, preimage: &Preimage, bytes: &[u8]) -> bool {
         let text = &self.bytes[self.preimage.clone()];
         // What another version wrote may be the same in other words.
-        preimage.to_bytes() == text || serde_json::from_slice::<Preimage>(text).is_ok_and(|found| found == *preimage)
+        bytes == text || serde_json::from_slice::<Preimage>(text).is_ok_and(|found| found == *preimage)
     }
 
     /// All of it, which is known to be whole; `None` where it has something that is not as it should be.
@@ -360,14 +360,15 @@ mod tests {
         let brief = |bytes: &[u8]| Brief::of_key(Bytes::copy_from_slice(bytes), &record.key);
         let read = brief(&bytes).unwrap();
         assert_eq!((read.outputs.clone(), read.rows, read.record()), (BTreeMap::new(), None, Some(record.clone())));
-        assert!(read.is_of(&record.preimage) && !read.is_of(&other.preimage));
-        assert!(!brief(&other.to_bytes()).unwrap().is_of(&record.preimage));
+        let is_of = |brief: Brief, preimage: &Preimage| brief.is_of(preimage, &preimage.to_bytes());
+        assert!(!is_of(read, &other.preimage) && is_of(brief(&bytes).unwrap(), &record.preimage));
+        assert!(!is_of(brief(&other.to_bytes()).unwrap(), &record.preimage));
         // In other words: with white space, and members in another order.
         let spaced = serde_json::to_vec_pretty(&record).unwrap();
         let mut turned = serde_json::to_value(&record).unwrap();
         turned["preimage"] = crate::key::canonical::tests::reversed(&turned["preimage"]);
         for bytes in [spaced, serde_json::to_vec(&turned).unwrap()] {
-            assert!(brief(&bytes).unwrap().is_of(&record.preimage));
+            assert!(is_of(brief(&bytes).unwrap(), &record.preimage));
         }
         assert!(Brief::of_key(bytes.clone(), &Digest::of_bytes(b"other")).is_none());
         for bytes in [bytes.to_vec(), unchecked] {
