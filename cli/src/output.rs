@@ -46,9 +46,10 @@ pub fn print_json(value: &impl serde::Serialize) {
     print(&format!("{}\n", serde_json::to_string_pretty(value).expect("output is plain data")));
 }
 
-/// Writes a line to standard error, which may be closed: `eprintln` would panic.
+/// Writes a line to standard error, which may be closed: `eprintln` would panic. At once: it would also write a line in
+/// pieces, with those of a worker in the same terminal between them.
 pub fn note(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{line}");
+    let _ = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
 /// The exit status of a command that ended with `status`: output that was lost is an error, even where all else went well.

@@ -18,6 +18,7 @@ use cuda_agent_engine::store::Store;
 use cuda_agent_engine::store::ahead::Ahead;
 use tokio::sync::mpsc;
 
+use crate::output::note;
 use crate::progress::{Bars, JsonLines, Lines};
 use crate::project::Project;
 use crate::waiting::Voice;
@@ -162,7 +163,7 @@ async fn look_for_secrets(engine: &Engine<'_>) -> Result<(), CliError> {
     let plans = planner.plan(&engine.order, &engine.selected).await?;
     let lacks = secrets::lacks(&planner, &engine.secrets, &plans).await?;
     secrets::refuse(&lacks)?;
-    lacks.iter().for_each(|lack| eprintln!("warning: {}", lack.in_words()));
+    lacks.iter().for_each(|lack| note(&format!("warning: {}", lack.in_words())));
     Ok(())
 }
 

@@ -7,6 +7,7 @@ use cuda_agent_engine::store::{RowCounts, RunManifest, StageState, Store, gc};
 use futures::StreamExt;
 use serde_json::json;
 
+use crate::output::note;
 use crate::project::Project;
 use crate::text::when;
 use crate::{CliError, Exit, print, print_json};
@@ -291,7 +292,7 @@ pub async fn log(project: &Project, options: LogOptions) -> Result<Exit, CliErro
     let Some(run) = run_with(&store, &wanted).await? else { return Err(no_log(project, &store, &wanted)) };
     match project.common.json {
         true => print_json(&json!({ "run": run.run, "stage": options.stage, "log": "" })),
-        false => eprintln!("{}", why_no_log(&run, &options.stage)),
+        false => note(&why_no_log(&run, &options.stage)),
     }
     Ok(Exit::Done)
 }

@@ -10,6 +10,7 @@ use cuda_agent_engine::execute::seconds;
 use cuda_agent_engine::store::remote::pulse::{NOTICED, Pulse, Silence};
 use indicatif::MultiProgress;
 
+use crate::output::note;
 use crate::progress::JsonLines;
 
 /// How often the server's pulse is looked at.
@@ -55,7 +56,7 @@ impl Waiting {
         match &*self.voice.borrow() {
             Voice::Json => JsonLines.notice(&event),
             Voice::Bars(bars) => drop(bars.println(super::progress::line(&event).unwrap_or_default())),
-            Voice::Plain => eprintln!("{}", super::progress::line(&event).unwrap_or_default()),
+            Voice::Plain => note(&super::progress::line(&event).unwrap_or_default()),
         }
     }
 }

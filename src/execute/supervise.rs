@@ -441,7 +441,7 @@ fn parent_of(pid: i32) -> Option<i32> {
 
 /// Into the program's log; where nobody reads that any more, `eprintln` would panic.
 fn report(message: &str) {
-    let _ = writeln!(std::io::stderr(), "{message}");
+    let _ = std::io::stderr().write_all(format!("{message}\n").as_bytes());
 }
 
 fn read_status(pipe: &OwnedFd) -> Option<i32> {

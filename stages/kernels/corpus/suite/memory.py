@@ -77,5 +77,5 @@ CASES = [
     Case("no_second_output", TWO, TWO_SOURCE, ("out1[i] = x[i] + 1;", ""), cpu=["unwritten"]),
     Case("reads_the_output", RELU, PLAIN, ("fmaxf(x[i], 0.0f);", "fmaxf(out[i], 0.0f);"), cpu=["wrong", "nonfinite", "unwritten"]),
     Case("poison_as_an_answer", RELU, PLAIN, ("fmaxf(x[i], 0.0f);", "x[i] > 0.0f ? x[i] : out[i] * 0.0f;"), cpu=["nonfinite", "wrong"]),
-    Case("a_misaligned_vector", RELU, PLAIN, ("out[i] =", "if (i == 0) out[1] = reinterpret_cast<const float4*>(x + 1)->x;\n    if (i != 1) out[i] ="), cpu=["misaligned", "wrong"]),
+    Case("a_misaligned_vector", RELU, PLAIN, ("out[i] =", "if (i == 0) {\n        const float4 four = *reinterpret_cast<const float4*>(x + 1);\n        out[1] = fmaxf(four.x, 0.0f) + (four.y - four.y) + (four.z - four.z) + (four.w - four.w);\n    }\n    if (i != 1) out[i] ="), cpu=["misaligned", "wrong"]),
 ]  # fmt: skip
