@@ -75,12 +75,13 @@ test-train: venv-dev tools ## The training program: its mathematics, models besi
 train-tools: venv tools ## The training program, target/release/cuda-agent-train: it links the torch of .venv
 	$(with_torch) cargo build --release --locked --package cuda-agent-train --features torch
 
-# A worker for each core, up to eight, and each file in one of them: what its tests share is made once.
+# A worker for each core, up to eight; who has nothing left takes tests of others. A file to a worker takes a third longer:
+# few files have most of the work.
 test-python: venv-dev tools
 	$(built)
 	CUDA_AGENT_BIN=$(abspath $(TARGET))/debug/cuda-agent PYTHONPATH=stages/protocol/python:stages/ops/python:stages/torch_runtime \
 		$(VENV_PYTHON) -m pytest -q -p no:cacheprovider --import-mode=importlib \
-		--numprocesses auto --maxprocesses 8 --dist loadfile stages tests/python
+		--numprocesses auto --maxprocesses 8 --dist worksteal stages tests/python
 
 # Each scenario so many times; docs/chaos.md has what they are and what came of them.
 chaos: venv-dev tools ## The chaos suite at length: kills, faults, damage (`CHAOS=50` rounds of each, `SEED=1`)
