@@ -75,8 +75,7 @@ test-train: venv-dev tools ## The training program: its mathematics, models besi
 train-tools: venv tools ## The training program, target/release/cuda-agent-train: it links the torch of .venv
 	$(with_torch) cargo build --release --locked --package cuda-agent-train --features torch
 
-# A worker for each core, up to eight; who has nothing left takes tests of others. A file to a worker takes a third longer:
-# few files have most of the work.
+# A worker for each core, up to eight; who has nothing left takes tests of others, since few files have most of the work.
 test-python: venv-dev tools
 	$(built)
 	CUDA_AGENT_BIN=$(abspath $(TARGET))/debug/cuda-agent PYTHONPATH=stages/protocol/python:stages/ops/python:stages/torch_runtime \
