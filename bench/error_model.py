@@ -22,7 +22,6 @@ TRIALS = 5
 
 def verdict(worker: Any, first: int) -> float:
     """Draws and judgements of one verdict, in seconds."""
-
     chosen = worker._sets[0]
     spent = 0.0
     for trial in range(first, first + TRIALS):

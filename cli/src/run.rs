@@ -18,11 +18,10 @@ use cuda_agent_engine::store::Store;
 use cuda_agent_engine::store::ahead::Ahead;
 use tokio::sync::mpsc;
 
-use crate::output::note;
 use crate::progress::{Bars, JsonLines, Lines};
 use crate::project::Project;
 use crate::waiting::Voice;
-use crate::{CliError, Exit, secrets};
+use crate::{CliError, Exit, note, secrets};
 
 /// Options of `run`.
 #[derive(Args)]

@@ -7,10 +7,9 @@ use cuda_agent_engine::store::{RowCounts, RunManifest, StageState, Store, gc};
 use futures::StreamExt;
 use serde_json::json;
 
-use crate::output::note;
 use crate::project::Project;
 use crate::text::when;
-use crate::{CliError, Exit, print, print_json};
+use crate::{CliError, Exit, note, print, print_json};
 
 /// Options of `status`.
 #[derive(Args)]

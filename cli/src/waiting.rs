@@ -10,7 +10,7 @@ use cuda_agent_engine::execute::seconds;
 use cuda_agent_engine::store::remote::pulse::{NOTICED, Pulse, Silence};
 use indicatif::MultiProgress;
 
-use crate::output::note;
+use crate::note;
 use crate::progress::JsonLines;
 
 /// How often the server's pulse is looked at.

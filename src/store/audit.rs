@@ -11,8 +11,8 @@ use serde::Serialize;
 use super::gc::{self, Class, Named, Object, Sum, What};
 use super::tier::Tier;
 use super::{CONCURRENT, LAYOUT, Record, Store, StoreError, record_name};
-use crate::digest::{Digest, context};
-use crate::key::canonical;
+use crate::digest::Digest;
+use crate::key::{Preimage, canonical};
 
 /// Larger objects are read in pieces of this size.
 const PIECE: u64 = 4 << 20;
@@ -258,7 +258,7 @@ async fn read_record(tier: &Tier, object: &Object, key: &Digest) -> Result<State
     let Some(bytes) = tier.read(&object.name).await? else { return Ok(State::Gone) };
     let Some(record) = gc::parse::<Record>(tier, &object.name, &bytes)? else { return Ok(State::Bad) };
     let value: serde_json::Value = serde_json::from_slice(&bytes).expect("it was parsed before");
-    let digest = Digest::keyed(context::STAGE_KEY, &canonical::to_bytes(&value["preimage"]));
+    let digest = Preimage::key_of(&canonical::to_bytes(&value["preimage"]));
     if record.key != *key || digest != *key || !Record::is_whole(&bytes) {
         return Ok(State::Bad);
     }

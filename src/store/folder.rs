@@ -16,31 +16,10 @@ use object_store::path::Path;
 use super::StoreError;
 use super::files::{create_file, is_absent, read_file, replace_file};
 
-/// Characters of names that are written as they are.
-const PLAIN: [bool; 256] = {
-    let (mut plain, mut byte) = ([false; 256], 0);
-    while byte < 256 {
-        plain[byte] = (byte as u8).is_ascii_alphanumeric() || matches!(byte as u8, b'_' | b'-' | b'.');
-        byte += 1;
-    }
-    plain
-};
-
-/// Whether a name is that of its file. `..` is written as `%2E%2E`, which leads nowhere.
-fn stays(name: &[u8]) -> bool {
-    let mut begin = 0;
-    let is_part = |part: &[u8]| !matches!(part, b"" | b"." | b"..");
-    for (at, byte) in name.iter().enumerate() {
-        if *byte == b'/' {
-            if !is_part(&name[begin..at]) {
-                return false;
-            }
-            begin = at + 1;
-        } else if !PLAIN[usize::from(*byte)] {
-            return false;
-        }
-    }
-    is_part(&name[begin..])
+/// Whether a name is that of its file. `..` is written as `%2E%2E`, which is a name and leads nowhere.
+fn stays(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+    name.split('/').all(|part| !matches!(part, "" | "." | "..") && part.bytes().all(plain))
 }
 
 /// A folder with objects.
@@ -71,7 +50,7 @@ impl Folder {
 
     /// The folder to look a name up from, where that is held and the name is that of its file.
     fn holding(&self, name: &str) -> Option<&OwnedFd> {
-        self.opened.as_deref().filter(|_| stays(name.as_bytes()))
+        self.opened.as_deref().filter(|_| stays(name))
     }
 
     fn open_file(&self, name: &str) -> io::Result<File> {
@@ -112,7 +91,7 @@ impl Folder {
 
     /// The file of an object. The object-store layer writes unusual characters of names as `%5B`, and so must we.
     pub fn path_of(&self, name: &str) -> PathBuf {
-        match stays(name.as_bytes()) {
+        match stays(name) {
             true => self.path.join(name),
             false => self.path.join(Path::from(name).as_ref()),
         }

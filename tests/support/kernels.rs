@@ -115,7 +115,8 @@ fn small(code: &str, constants: &Map<String, Value>) -> String {
     lines.join("\n") + "\n"
 }
 
-/// A sandbox whose stages have torch and see no GPU. The CPU device's runtime, which is named by what it is made from, is made once for all.
+/// A sandbox whose stages have torch and see no GPU. The CPU device's runtime, which is named by what it is made from, is
+/// made once for all.
 pub fn sandbox() -> Sandbox {
     let mut sandbox = Sandbox::new();
     let runtimes = Path::new(env!("CARGO_TARGET_TMPDIR")).join("runtimes");
