@@ -30,8 +30,10 @@ PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.13; do \
 install = $(VENV_PYTHON) -m uv pip install --quiet --python $(VENV_PYTHON) --require-hashes -r $(1) || \
 	$(VENV_PYTHON) -m pip install --quiet --require-hashes -r $(1)
 
-# Stray bytecode beside the stages' sources would make cargo look at them again.
-export PYTHONDONTWRITEBYTECODE := 1
+# Bytecode is kept, since without it torch takes twice as long to start, but not beside the stages' sources, at which cargo
+# would look again.
+export PYTHONPYCACHEPREFIX := $(abspath $(TARGET))/pycache
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help quickstart test lint-python lint-rust test-rust test-train test-python train-tools fuzz chaos rows mutants bench bench-store bench-evaluator bench-dataset bench-training bench-processes red-team graph test-gpu venv venv-dev azurite build tools python-tools relock relock-python
 

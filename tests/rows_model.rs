@@ -332,7 +332,7 @@ impl Place {
     async fn check(&self, report: &Report) {
         assert!(report.failed.is_empty(), "{:?}", report.failed);
         for (number, ids) in self.tables.iter().enumerate() {
-            let made = &report.outputs[&format!("r{number}")]["rows"];
+            let made = &report.outputs[format!("r{number}").as_str()]["rows"];
             let path = self.folder.path().join(format!("made-{}.parquet", report.run));
             assert!(self.store.fetch_blob(&made.blob, &path).await.unwrap());
             let rows: Vec<_> = table::read(&path).unwrap().1.iter().flat_map(json::rows).collect();

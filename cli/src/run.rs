@@ -266,7 +266,7 @@ fn say_what_is_there(pipeline: &Pipeline, graph: &Graph, store: &Store, report: 
         return;
     }
     let ends = (0..pipeline.stages.len()).filter(|stage| graph.consumers(*stage).is_empty());
-    let made = ends.filter_map(|stage| report.outputs.get_key_value(&pipeline.stages[stage].name));
+    let made = ends.filter_map(|stage| Some((&pipeline.stages[stage].name, report.outputs.of(stage)?)));
     let ends: Vec<_> = made.take(MOST_SHOWN + 1).collect();
     if ends.is_empty() || ends.len() > MOST_SHOWN {
         return;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -50,6 +50,13 @@ const CANONICAL: [(&str, &str); 2] = [("LANG", "C.UTF-8"), ("TZ", "UTC")];
 const SAFE: [(&str, &str); 3] =
     [("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NVSHMEM_DISABLE_NVLS", "1")];
 
+/// Where in an attempt's folder the program puts its outputs.
+pub const OUTPUTS: &str = "outputs";
+/// Where in an attempt's folder the program's temporary files go.
+pub const TEMPORARY: &str = "tmp";
+/// The file in an attempt's folder that says what the program is to do.
+pub const REQUEST: &str = "request.json";
+
 /// What is smaller is copied at once, and not step by step.
 const SMALL: u64 = 1 << 20;
 /// How much is copied before it is looked whether anybody still waits for it.
@@ -76,7 +83,7 @@ pub async fn prepare(
         return Err(error.clone().into());
     }
     let filled = async {
-        for name in ["outputs", "tmp"] {
+        for name in [OUTPUTS, TEMPORARY] {
             let folder = folder.join(name);
             fs::create_dir_all(&folder).map_err(ArtifactError::io(&folder))?;
         }
@@ -109,9 +116,9 @@ pub async fn prepare(
             deadline_unix_s,
             state_dir,
         };
-        let path = folder.join("request.json");
+        let path = folder.join(REQUEST);
         let text = serde_json::to_vec(&request).expect("requests are plain data");
-        fs::write(&path, text).map_err(ArtifactError::io(&path))?;
+        overwrite(&path, &text).map_err(ArtifactError::io(&path))?;
         let program = program::place(job, folder)?;
         let environment = environment(job, folder, grant, &program.search);
         let stage = job.stage().name.clone();
@@ -128,10 +135,18 @@ pub async fn prepare(
     }
 }
 
+/// Writes a file over the one that a folder has from an earlier attempt. It is cut afterwards and not emptied before: ext4
+/// sends what replaces an emptied file to the disk at once.
+fn overwrite(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut file = fs::File::options().write(true).create(true).truncate(false).open(path)?;
+    file.write_all(bytes)?;
+    file.set_len(bytes.len() as u64)
+}
+
 fn output_request(port: &str, output: &cuda_agent_protocol::manifest::OutputPort) -> OutputRequest {
     OutputRequest {
         port_type: output.port_type,
-        path: Path::new("outputs").join(artifact_name(port, output.port_type)),
+        path: Path::new(OUTPUTS).join(artifact_name(port, output.port_type)),
         columns: output.columns.iter().map(|c| (c.name.clone(), c.column_type.clone())).collect(),
     }
 }
@@ -380,10 +395,10 @@ fn environment(job: &Job, folder: &Path, grant: &ResourceGrant, search: &[PathBu
     let mut set = |name: &str, value: String| environment.insert(name.to_owned(), value);
     SAFE.iter().for_each(|(name, value)| drop(set(name, (*value).to_owned())));
     if !job.stage().kind.env.iter().any(|name| name == "HOME") {
-        set("HOME", folder.join("tmp").display().to_string());
+        set("HOME", folder.join(TEMPORARY).display().to_string());
     }
-    set("TMPDIR", folder.join("tmp").display().to_string());
-    set("CUDA_AGENT_REQUEST", folder.join("request.json").display().to_string());
+    set("TMPDIR", folder.join(TEMPORARY).display().to_string());
+    set("CUDA_AGENT_REQUEST", folder.join(REQUEST).display().to_string());
     set("OMP_NUM_THREADS", grant.cpu.max(1).to_string());
     set("CUDA_AGENT_PYTHON", job.context.python.display().to_string());
     set("PYTHONUNBUFFERED", "1".to_owned());

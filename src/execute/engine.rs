@@ -56,7 +56,7 @@ pub struct Report {
     /// How it ended.
     pub outcome: RunOutcome,
     /// Outputs of every stage that is done.
-    pub outputs: BTreeMap<String, Outputs>,
+    pub outputs: StageOutputs,
     /// Stages that were executed, in the order in which they ended.
     pub executed: Vec<String>,
     /// Stages that were in the store.
@@ -67,6 +67,40 @@ pub struct Report {
     pub failures: BTreeMap<String, Failure>,
     /// As it was recorded last.
     pub manifest: Option<RunManifest>,
+}
+
+/// Outputs of the stages of a pipeline that are done. They are found by name, since a run of ten thousand stages is asked for
+/// few of them.
+#[derive(Debug)]
+pub struct StageOutputs {
+    pipeline: Arc<Pipeline>,
+    by_stage: Vec<Option<Outputs>>,
+}
+
+impl StageOutputs {
+    /// `by_stage` has the outputs of each stage of the pipeline, in its order.
+    pub(super) fn new(pipeline: Arc<Pipeline>, by_stage: Vec<Option<Outputs>>) -> Self {
+        Self { pipeline, by_stage }
+    }
+
+    /// What a stage made, by its place in the pipeline; `None` where it is not done.
+    pub fn of(&self, stage: usize) -> Option<&Outputs> {
+        self.by_stage.get(stage)?.as_ref()
+    }
+
+    /// What a stage made, by its name; `None` where it is not done.
+    pub fn get(&self, name: &str) -> Option<&Outputs> {
+        self.of(self.pipeline.stages.iter().position(|stage| stage.name == name)?)
+    }
+}
+
+impl std::ops::Index<&str> for StageOutputs {
+    type Output = Outputs;
+
+    /// What a stage made, which is done.
+    fn index(&self, name: &str) -> &Outputs {
+        self.get(name).unwrap_or_else(|| panic!("stage `{name}` is not done"))
+    }
 }
 
 impl Engine<'_> {

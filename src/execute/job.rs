@@ -15,6 +15,7 @@ use super::log::Log;
 use super::report::{Message, Reporter};
 use super::sample::Sample;
 use super::secrets::StageSecrets;
+use super::spare::SpareFolders;
 use super::stage_id::StageId;
 use crate::Folders;
 use crate::catalog::Kind;
@@ -53,6 +54,8 @@ pub struct Context {
     /// What this run's refreshes file their results under, by base key: a refresh does not begin anew with each attempt, nor
     /// with another stage that has the same rows.
     pub refreshes: Mutex<HashMap<Digest, u32>>,
+    /// Attempts' folders that can serve another attempt.
+    pub spare: SpareFolders,
 }
 
 /// What a by-row stage has come to in a run before it is tried again: it failed, or had to wait for others.

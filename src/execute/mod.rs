@@ -35,6 +35,7 @@ mod report;
 mod run;
 mod sample;
 pub mod secrets;
+mod spare;
 mod stage;
 mod stage_id;
 pub mod supervise;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::attempt::{OUTPUTS, TEMPORARY, artifact_name};
 use super::failure::Failure;
 use super::job::Job;
 use super::{by_row, whole};
@@ -22,9 +23,7 @@ pub async fn execute(job: &mut Job) -> Result<Record, Failure> {
     }
     // The folder of a failure is kept to be looked at; the next run clears it.
     if let Ok(record) = &outcome {
-        if !can_wait(&folder, &record.outputs) {
-            let _ = std::fs::remove_dir_all(&folder);
-        }
+        clear(job, &folder, &record.outputs);
         // The state folder goes too, unless the program left a checkpoint in it.
         if job.stage().command.is_none() {
             let _ = std::fs::remove_dir(job.state_folder());
@@ -33,11 +32,19 @@ pub async fn execute(job: &mut Job) -> Result<Record, Failure> {
     outcome
 }
 
-/// Whether a finished attempt's folder may stay until the run ends: it holds no copies of inputs, no temporary files and
-/// no large outputs. ext4 looks for a place for a new file ever longer while others are being deleted, so a pipeline of
-/// many small stages is twice as fast when it deletes at its end.
-fn can_wait(folder: &Path, outputs: &Outputs) -> bool {
+/// Gives the folder of a finished attempt to the next one. What can't serve another one stays until the run ends, if it is
+/// small, since ext4 looks for a place for a new file ever longer while others are being removed: with many small stages
+/// a run is twice as fast when it removes at its end.
+fn clear(job: &Job, folder: &Path, outputs: &Outputs) {
     const SMALL: u64 = 64 * 1024;
-    let empty = |name: &str| std::fs::read_dir(folder.join(name)).map_or(true, |mut items| items.next().is_none());
-    outputs.values().map(|output| output.size).sum::<u64>() < SMALL && empty("inputs") && empty("tmp")
+    // Small files were not moved but copied, several into one blob.
+    for (port, declared) in &job.stage().kind.outputs {
+        let _ = std::fs::remove_file(folder.join(OUTPUTS).join(artifact_name(port, declared.port_type)));
+    }
+    let is_empty = |name: &str| std::fs::read_dir(folder.join(name)).map_or(true, |mut items| items.next().is_none());
+    let can_wait =
+        || outputs.values().map(|output| output.size).sum::<u64>() < SMALL && is_empty("inputs") && is_empty(TEMPORARY);
+    if !job.context.spare.give(folder) && !can_wait() {
+        let _ = std::fs::remove_dir_all(folder);
+    }
 }

@@ -2,8 +2,9 @@
 //!
 //! Its files are those of the object-store layer's `LocalFileSystem`, which writes and lists the large and the many.
 
+use std::ffi::CStr;
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
@@ -13,8 +14,9 @@ use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::Mode;
 use object_store::path::Path;
 
-use super::StoreError;
 use super::files::{create_file, is_absent, read_file, replace_file};
+use super::{LAYOUT, StoreError, blob_name, record_name};
+use crate::digest::Digest;
 
 /// Whether a name is that of its file. `..` is written as `%2E%2E`, which is a name and leads nowhere.
 fn stays(name: &str) -> bool {
@@ -27,8 +29,45 @@ fn stays(name: &str) -> bool {
 pub struct Folder {
     path: PathBuf,
     url: String,
-    /// The folder itself, for who asks for very many objects: each name is then looked up from here.
-    opened: Option<Arc<OwnedFd>>,
+    /// For who asks for very many objects.
+    held: Option<Arc<Held>>,
+}
+
+/// The folders of records and of blobs, opened: what digests name is looked up from there.
+#[derive(Debug)]
+struct Held {
+    records: OwnedFd,
+    blobs: OwnedFd,
+}
+
+impl Held {
+    /// `None` where one of them does not exist.
+    fn open(store: &FilePath) -> Option<Self> {
+        let open = |name: &str| {
+            let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+            nix::fcntl::open(&store.join(LAYOUT).join(name), flags, Mode::empty()).ok()
+        };
+        Some(Self { records: open("records")?, blobs: open("blobs")? })
+    }
+
+    fn record(&self, key: &Digest, generation: u32) -> io::Result<File> {
+        // KEY/GENERATION, as `record_name` writes it.
+        let mut name = [0; 64 + 1 + 10 + 1];
+        hex::encode_to_slice(key.0, &mut name[..64]).expect("a digest has 32 bytes");
+        write!(&mut name[64..], "/{generation:08}").expect("an integer of 32 bits has up to ten digits");
+        let name = CStr::from_bytes_until_nul(&name).expect("it is longer than what is in it");
+        Ok(nix::fcntl::openat(&self.records, name, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?.into())
+    }
+
+    fn blob_size(&self, digest: &Digest) -> io::Result<u64> {
+        // The first two digits, `/`, and all of them, as `blob_name` writes it.
+        let mut name = [0; 2 + 1 + 64 + 1];
+        hex::encode_to_slice(digest.0, &mut name[3..67]).expect("a digest has 32 bytes");
+        name.copy_within(3..5, 0);
+        name[2] = b'/';
+        let name = CStr::from_bytes_until_nul(&name).expect("it is longer than what is in it");
+        Ok(nix::sys::stat::fstatat(&self.blobs, name, AtFlags::empty())?.st_size as u64)
+    }
 }
 
 impl Folder {
@@ -38,36 +77,13 @@ impl Folder {
         let fail = |error: io::Error| StoreError::of_io(&url, "open", "", &error);
         std::fs::create_dir_all(path).map_err(fail)?;
         let path = path.canonicalize().map_err(fail)?;
-        Ok(Self { url: format!("file://{}", path.display()), path, opened: None })
+        Ok(Self { url: format!("file://{}", path.display()), path, held: None })
     }
 
     /// The same for a while, in which nobody puts another folder in its place.
     pub fn held(mut self) -> Self {
-        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        self.opened = nix::fcntl::open(&self.path, flags, Mode::empty()).ok().map(Arc::new);
+        self.held = Held::open(&self.path).map(Arc::new);
         self
-    }
-
-    /// The folder to look a name up from, where that is held and the name is that of its file.
-    fn holding(&self, name: &str) -> Option<&OwnedFd> {
-        self.opened.as_deref().filter(|_| stays(name))
-    }
-
-    fn open_file(&self, name: &str) -> io::Result<File> {
-        match self.holding(name) {
-            Some(folder) => {
-                let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
-                Ok(nix::fcntl::openat(folder, name, flags, Mode::empty())?.into())
-            }
-            None => File::open(self.path_of(name)),
-        }
-    }
-
-    fn length(&self, name: &str) -> io::Result<u64> {
-        match self.holding(name) {
-            Some(folder) => Ok(nix::sys::stat::fstatat(folder, name, AtFlags::empty())?.st_size as u64),
-            None => Ok(std::fs::metadata(self.path_of(name))?.len()),
-        }
     }
 
     /// Where it lies.
@@ -99,10 +115,22 @@ impl Folder {
 
     /// Reads a whole object; `None` where there is none.
     pub fn read(&self, name: &str) -> Result<Option<Bytes>, StoreError> {
-        match self.open_file(name).and_then(read_file) {
+        self.whole(File::open(self.path_of(name)), || name.to_owned())
+    }
+
+    /// Reads the record of a generation of a key; `None` where there is none.
+    pub fn read_record(&self, key: &Digest, generation: u32) -> Result<Option<Bytes>, StoreError> {
+        match &self.held {
+            Some(held) => self.whole(held.record(key, generation), || record_name(key, generation)),
+            None => self.read(&record_name(key, generation)),
+        }
+    }
+
+    fn whole(&self, file: io::Result<File>, name: impl Fn() -> String) -> Result<Option<Bytes>, StoreError> {
+        match file.and_then(read_file) {
             Ok(bytes) => Ok(Some(bytes.into())),
             Err(error) if is_absent(&error) => Ok(None),
-            Err(error) => Err(self.failed("read", name, &error)),
+            Err(error) => Err(self.failed("read", &name(), &error)),
         }
     }
 
@@ -118,10 +146,22 @@ impl Folder {
 
     /// The size of an object, `None` where there is none.
     pub fn size_of(&self, name: &str) -> Result<Option<u64>, StoreError> {
-        match self.length(name) {
+        self.length(std::fs::metadata(self.path_of(name)).map(|metadata| metadata.len()), || name.to_owned())
+    }
+
+    /// The size of a blob, `None` where there is none.
+    pub fn blob_size(&self, digest: &Digest) -> Result<Option<u64>, StoreError> {
+        match &self.held {
+            Some(held) => self.length(held.blob_size(digest), || blob_name(digest)),
+            None => self.size_of(&blob_name(digest)),
+        }
+    }
+
+    fn length(&self, length: io::Result<u64>, name: impl Fn() -> String) -> Result<Option<u64>, StoreError> {
+        match length {
             Ok(length) => Ok(Some(length)),
             Err(error) if is_absent(&error) => Ok(None),
-            Err(error) => Err(self.failed("look at", name, &error)),
+            Err(error) => Err(self.failed("look at", &name(), &error)),
         }
     }
 
@@ -161,23 +201,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_held_folder_has_the_same_objects() {
+    fn names_stay_in_the_folder() {
         let parent = tempfile::tempdir().unwrap();
         std::fs::write(parent.path().join("outside"), "no").unwrap();
         let folder = Folder::open(&parent.path().join("store")).unwrap();
         for name in ["v1/a.b/c-d_e", "v1/m[lr=0.1]", "v1/.hidden", "v1/x..y"] {
             assert!(folder.create(name, name.as_bytes()).unwrap());
+            assert_eq!(folder.read(name).unwrap(), Some(Bytes::from(name)));
+            assert_eq!(folder.size_of(name).unwrap(), Some(name.len() as u64));
         }
+        for name in ["v1/none", "v1/a.b/c-d_e/f", "../outside", "v1/../../outside"] {
+            assert_eq!((folder.read(name).unwrap(), folder.size_of(name).unwrap()), (None, None), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_held_folder_has_the_same_objects() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = Folder::open(parent.path()).unwrap();
+        assert!(folder.clone().held().held.is_none(), "there is nothing to hold yet");
+        let digest = Digest::of_bytes(b"one");
+        for generation in [1, 12_345_678, u32::MAX] {
+            assert!(folder.create(&record_name(&digest, generation), b"record").unwrap());
+        }
+        assert!(folder.create(&blob_name(&digest), b"three").unwrap());
         let held = folder.clone().held();
-        assert!(held.opened.is_some());
+        assert!(held.held.is_some());
+        let other = Digest::of_bytes(b"other");
         for folder in [&folder, &held] {
-            for name in ["v1/a.b/c-d_e", "v1/m[lr=0.1]", "v1/.hidden", "v1/x..y"] {
-                assert_eq!(folder.read(name).unwrap(), Some(Bytes::from(name)));
-                assert_eq!(folder.size_of(name).unwrap(), Some(name.len() as u64));
+            for generation in [1, 12_345_678, u32::MAX] {
+                assert_eq!(folder.read_record(&digest, generation).unwrap(), Some(Bytes::from("record")));
             }
-            for name in ["v1/none", "v1/a.b/c-d_e/f", "../outside", "v1/../../outside"] {
-                assert_eq!((folder.read(name).unwrap(), folder.size_of(name).unwrap()), (None, None), "{name}");
-            }
+            assert_eq!((folder.read_record(&digest, 2).unwrap(), folder.read_record(&other, 1).unwrap()), (None, None));
+            assert_eq!((folder.blob_size(&digest).unwrap(), folder.blob_size(&other).unwrap()), (Some(5), None));
         }
     }
 }

@@ -89,13 +89,14 @@ impl Folder {
         generation: u32,
         read: &Reader<'_, R>,
     ) -> Result<Option<Option<R>>, StoreError> {
-        let name = record_name(key, generation);
         let mut doubt = Doubt::default();
         loop {
-            let Some(bytes) = self.read(&name)? else { return Ok(None) };
-            let record = read(bytes.clone());
-            if record.is_some() || doubt.is_damaged(self.url(), &name, Digest::of_bytes(&bytes))? {
-                return Ok(Some(record));
+            let Some(bytes) = self.read_record(key, generation)? else { return Ok(None) };
+            if let Some(record) = read(bytes.clone()) {
+                return Ok(Some(Some(record)));
+            }
+            if doubt.is_damaged(self.url(), &record_name(key, generation), Digest::of_bytes(&bytes))? {
+                return Ok(Some(None));
             }
         }
     }
@@ -112,7 +113,7 @@ impl Folder {
 
     fn has_artifact(&self, artifact: &Artifact) -> Result<bool, StoreError> {
         if artifact.rows.is_some() {
-            return Ok(self.size_of(&blob_name(&artifact.blob))? == Some(artifact.size));
+            return Ok(self.blob_size(&artifact.blob)? == Some(artifact.size));
         }
         let mut blobs = vec![artifact.blob];
         blobs.extend(&artifact.parts);
@@ -125,7 +126,7 @@ impl Folder {
         blobs.sort_unstable();
         blobs.dedup();
         for blob in blobs {
-            if self.size_of(&blob_name(&blob))?.is_none() {
+            if self.blob_size(&blob)?.is_none() {
                 return Ok(false);
             }
         }

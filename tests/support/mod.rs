@@ -35,10 +35,11 @@ pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("`app` lies in the repository")
 }
 
-/// Python's bytecode is made once for all tests: torch's takes longer than most of them.
+/// Python's bytecode is made once for all tests, those in Python too: torch's takes longer than most of them.
 pub fn share_bytecode(command: &mut Command) {
     static BEGIN: Once = Once::new();
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("pycache");
+    let of_these = || Path::new(env!("CARGO_TARGET_TMPDIR")).join("pycache");
+    let folder = std::env::var_os("PYTHONPYCACHEPREFIX").map_or_else(of_these, PathBuf::from);
     // That of programs which earlier tests wrote to folders of their own is of no use.
     BEGIN.call_once(|| drop(std::fs::remove_dir_all(folder.join(std::env::temp_dir().strip_prefix("/").unwrap()))));
     command.env("PYTHONPYCACHEPREFIX", folder);

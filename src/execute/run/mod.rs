@@ -20,11 +20,12 @@ use futures::stream::StreamExt;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::engine::{Engine, Report};
+use super::engine::{Engine, Report, StageOutputs};
 use super::executor::Executors;
 use super::job::Context;
 use super::launch::{GRACE, Stop};
 use super::report::Message;
+use super::spare::SpareFolders;
 use super::stage_id::StageId;
 use crate::event::{RunEvent, RunOutcome, Subscriber};
 use crate::plan::{Outputs, PlanError};
@@ -87,7 +88,7 @@ impl Engine<'_> {
         let report = Report {
             run: run.clone(),
             outcome: RunOutcome::Done,
-            outputs: BTreeMap::new(),
+            outputs: StageOutputs::new(self.pipeline.clone(), Vec::new()),
             executed: Vec::new(),
             hits: 0,
             failed: BTreeMap::new(),
@@ -130,6 +131,7 @@ impl Engine<'_> {
             sample: self.sample,
             passes: Mutex::default(),
             refreshes: Mutex::default(),
+            spare: SpareFolders::default(),
         }
     }
 }
@@ -173,10 +175,7 @@ impl<'e, 'a> Run<'e, 'a> {
         // One that blocks ends with the process.
         let _ = tokio::time::timeout(GRACE_OF_KILL, self.jobs.shutdown()).await;
         self.share_the_rest().await;
-        let outputs = std::mem::take(&mut self.outputs).into_iter().enumerate();
-        let named =
-            |(index, outputs): (usize, Option<Outputs>)| Some((self.stage(StageId(index)).name.clone(), outputs?));
-        self.report.outputs = outputs.filter_map(named).collect();
+        self.report.outputs = StageOutputs::new(self.engine.pipeline.clone(), std::mem::take(&mut self.outputs));
         // What could not even be planned leaves no trace.
         if outcome.is_ok() || self.record.is_recorded() {
             self.close().await?;

@@ -11,7 +11,7 @@ import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 PATHS = [HERE, HERE.parent / "measure", HERE.parent.parent / "protocol" / "python"]
-sys.path[:0] = [str(path) for path in PATHS]
+sys.path[:0] = [str(path) for path in (*PATHS, HERE.parent / "python")]
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +21,7 @@ import report
 import rules
 import signature
 import source as task_source
+import stage_driver
 
 
 def load_program():
@@ -394,6 +395,7 @@ def run(tmp_path, rows, references=None, **params):
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.pathsep.join(map(str, PATHS)),
         "CUDA_AGENT_REQUEST": str(tmp_path / "request.json"),
+        **stage_driver.bytecode(),
     }
     done = subprocess.run(
         [sys.executable, str(HERE / "filter.py")],

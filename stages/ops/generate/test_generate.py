@@ -28,6 +28,7 @@ sys.path[:0] = FOLDERS
 
 import answer_rules
 import cuda_agent_stage as stage
+import stage_driver
 from check_server import CheckPool
 from prompt_files import fill, load_prompts, opening
 from scripted_server import KEY, PARAMS, Script, anthropic_reply, failure, openai_reply, serving
@@ -338,7 +339,7 @@ def run_program(folder, endpoint, rows, *, params=None, inputs=None, close_input
     environment = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.pathsep.join(FOLDERS),
-        "PYTHONDONTWRITEBYTECODE": "1",
+        **stage_driver.bytecode(),
         "CUDA_AGENT_REQUEST": str(folder / "request.json"),
         "CUDA_AGENT_EVENTS_FD": str(writer),
         "LLM_API_KEY": KEY,

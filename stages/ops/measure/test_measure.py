@@ -25,6 +25,7 @@ sys.path[:0] = FOLDERS
 import columns
 import cuda_agent_stage as stage
 import slots
+import stage_driver
 import supervisor
 
 
@@ -201,6 +202,7 @@ class Driver:
             "PYTHONPATH": os.pathsep.join(FOLDERS),
             "CUDA_AGENT_REQUEST": str(folder / "request.json"),
             "CUDA_AGENT_EVENTS_FD": str(writer),
+            **stage_driver.bytecode(),
         }
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "measure.py")],

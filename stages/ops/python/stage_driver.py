@@ -55,8 +55,14 @@ def environment(program: str | pathlib.Path, request_path: pathlib.Path) -> dict
         "HOME": os.environ.get("HOME", "/"),
         "PYTHONPATH": os.pathsep.join(paths),
         "CUDA_AGENT_REQUEST": str(request_path),
-        "PYTHONDONTWRITEBYTECODE": "1",
+        **bytecode(),
     }
+
+
+def bytecode() -> dict[str, str]:
+    """Where a program of a test keeps bytecode: where the test itself does, since torch's takes seconds to make."""
+    names = ("PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE")
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def run_program(program: str | pathlib.Path, request_path: pathlib.Path) -> subprocess.CompletedProcess[str]:

@@ -12,10 +12,11 @@ import sys
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent.parent / "protocol" / "python")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "python"), str(HERE.parent.parent / "protocol" / "python")]
 
 import charts
 import figures
+import stage_driver
 
 PAPER = {"torch#1": 204, "torch#2": 5026, "torch#3": 457, "torch#4": 168, "torch#5": 74, "transformers": 71}
 PARAMS = {
@@ -117,7 +118,7 @@ def run(folder, samples, measurements, report=None, params=None, **tables):
     environment = {
         "PATH": os.environ["PATH"],
         "CUDA_AGENT_REQUEST": "request.json",
-        "PYTHONDONTWRITEBYTECODE": "1",
+        **stage_driver.bytecode(),
         "PYTHONPATH": os.pathsep.join(map(str, [HERE, HERE.parent.parent / "protocol" / "python"])),
     }
     done = subprocess.run(

@@ -11,7 +11,9 @@ import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 PATHS = [HERE, HERE.parent / "filter", HERE.parent.parent / "protocol" / "python"]
-sys.path[:0] = [str(path) for path in PATHS]
+sys.path[:0] = [str(path) for path in (*PATHS, HERE.parent / "python")]
+
+import stage_driver
 
 
 def load_program():
@@ -145,6 +147,7 @@ def run(tmp_path, rows, before=None, **params):
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.pathsep.join(map(str, PATHS)),
         "CUDA_AGENT_REQUEST": str(tmp_path / "request.json"),
+        **stage_driver.bytecode(),
     }
     done = subprocess.run(
         [sys.executable, str(HERE / "screen.py")],

@@ -13,7 +13,6 @@ fn transformers(arguments: &[&Path]) {
     let output = Command::new(Path::new(&environment).join("bin/python"))
         .arg(tests.join("python/chat.py"))
         .args(arguments)
-        .env("PYTHONDONTWRITEBYTECODE", "1")
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

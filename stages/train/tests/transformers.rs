@@ -24,7 +24,6 @@ fn reference_by(python: &Path, arguments: &[&Path]) -> String {
     let output = Command::new(python)
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/reference.py"))
         .args(arguments)
-        .env("PYTHONDONTWRITEBYTECODE", "1")
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
