@@ -17,6 +17,7 @@ use cuda_agent_protocol::{
 
 use super::failure::Failure;
 use super::files::set_mode;
+use super::folders::{OUTPUTS, REQUEST, TEMPORARY};
 use super::job::Job;
 use super::launch::{Launch, Stop};
 use super::program;
@@ -50,13 +51,6 @@ const CANONICAL: [(&str, &str); 2] = [("LANG", "C.UTF-8"), ("TZ", "UTC")];
 const SAFE: [(&str, &str); 3] =
     [("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NVSHMEM_DISABLE_NVLS", "1")];
 
-/// Where in an attempt's folder the program puts its outputs.
-pub const OUTPUTS: &str = "outputs";
-/// Where in an attempt's folder the program's temporary files go.
-pub const TEMPORARY: &str = "tmp";
-/// The file in an attempt's folder that says what the program is to do.
-pub const REQUEST: &str = "request.json";
-
 /// What is smaller is copied at once, and not step by step.
 const SMALL: u64 = 1 << 20;
 /// How much is copied before it is looked whether anybody still waits for it.
@@ -81,6 +75,9 @@ pub async fn prepare(
 ) -> Result<Attempt, Failure> {
     if let Some(error) = &job.secrets.missing {
         return Err(error.clone().into());
+    }
+    if rows.is_none() {
+        job.context.spare.take(folder);
     }
     let filled = async {
         for name in [OUTPUTS, TEMPORARY] {

@@ -5,6 +5,13 @@ use std::path::PathBuf;
 use crate::Folders;
 use crate::digest::Digest;
 
+/// Where in an attempt's folder the program puts its outputs.
+pub const OUTPUTS: &str = "outputs";
+/// Where in an attempt's folder the program's temporary files go.
+pub const TEMPORARY: &str = "tmp";
+/// The file in an attempt's folder that says what the program is to do.
+pub const REQUEST: &str = "request.json";
+
 /// Where an attempt at a stage works; attempts count from 1.
 pub fn attempt_folder(folders: &Folders, run: &str, stage: &str, attempt: u32) -> PathBuf {
     let again = if attempt > 1 { format!("~{attempt}") } else { String::new() };

@@ -10,7 +10,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use super::attempt::{OUTPUTS, REQUEST, TEMPORARY};
+use super::folders::{OUTPUTS, REQUEST, TEMPORARY};
 
 /// The folders of a run that nobody works in.
 #[derive(Debug, Default)]

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use super::attempt::{OUTPUTS, TEMPORARY, artifact_name};
+use super::attempt::artifact_name;
 use super::failure::Failure;
+use super::folders::{OUTPUTS, TEMPORARY};
 use super::job::Job;
 use super::{by_row, whole};
 use crate::plan::Outputs;

@@ -39,7 +39,6 @@ pub async fn execute(job: &mut Job, folder: &Path) -> Result<Record, Failure> {
     let started = Instant::now();
     let grant = job.grants.first.clone().expect("a stage starts with a grant");
     let deadline = job.stage().timeout;
-    job.context.spare.take(folder);
     let attempt = attempt::prepare(job, folder, &grant, None, deadline.map(exit::unix_deadline)).await?;
     let (events, mut heard) = mpsc::channel(EVENTS);
     let channels = Channels { events, rows: None, log: job.log.clone(), stop: job.stop.clone() };

@@ -58,14 +58,15 @@ impl PolicyLoss {
     }
 }
 
-/// The critic's loss of each token, ½·max((V − R)², (V_old + clamp(V − V_old, ±clip) − R)²), and 1 where the clipped one
-/// was the larger. A `clip` of 0 leaves the second term out. `new` needs a gradient.
+/// The critic's loss of each token, ½·max((V − R)², (clamp(V, V_old ± clip) − R)²), and 1 where the clipped one was the
+/// larger. What lies within the bounds is itself, to the bit: as V_old + (V − V_old) it would be counted as clipped by its
+/// rounding. A `clip` of 0 leaves the second term out. `new` needs a gradient.
 pub fn value_terms(new: &Tensor, old: &Tensor, returns: &Tensor, clip: f64) -> (Tensor, Tensor) {
     let free = (new - returns).square();
     if clip == 0.0 {
         return (&free * 0.5, free.zeros_like().detach());
     }
-    let near = old + (new - old).clamp(-clip, clip);
+    let near = new.clamp_tensor(Some(old - clip), Some(old + clip));
     let bounded = (near - returns).square();
     let clipped = bounded.gt_tensor(&free).to_kind(Kind::Float);
     (free.max_other(&bounded) * 0.5, clipped)
@@ -157,6 +158,15 @@ mod tests {
         assert_eq!(values(&new.grad())[0], 0.0);
         let (loss, _) = value_terms(&tensor(&[2.0]), &tensor(&[0.0]), &tensor(&[2.0]), 0.0);
         assert_eq!(values(&loss), [0.0]);
+    }
+
+    #[test]
+    fn a_value_within_its_bounds_is_not_counted_as_clipped() {
+        let old = Tensor::rand([10_000], (Kind::Float, tch::Device::Cpu));
+        let new = &old + (old.rand_like() - 0.5) * 0.3;
+        let (loss, clipped) = value_terms(&new, &old, &old.zeros_like(), 0.2);
+        assert_eq!(values(&clipped.sum(Kind::Float)), [0.0]);
+        assert_eq!(loss, new.square() * 0.5);
     }
 
     proptest! {
