@@ -8,7 +8,6 @@ touched CUDA: a context does not survive a fork.
 end.
 """
 
-import gc
 import os
 import select
 import signal
@@ -39,13 +38,6 @@ def import_gpu_compiler() -> None:
     import triton  # noqa: F401
 
 
-def leave_out_of_collections() -> None:
-    """What is there by now stays: neither this process nor a child looks through it for garbage, which takes a third of
-    a second each time once torch is imported."""
-    gc.freeze()
-    gc.enable()
-
-
 class ForkServer:
     """Forks children until the control socket closes.
 
@@ -74,7 +66,6 @@ class ForkServer:
 
     def serve(self) -> None:
         """Returns when the other side has closed the socket; children are left to the caller (`end_all`)."""
-        leave_out_of_collections()
         wake, wake_end = os.pipe()
         os.set_blocking(wake_end, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -102,7 +93,6 @@ class ForkServer:
         after_first, self._after_first = self._after_first, None
         if after_first is not None:
             after_first()
-            leave_out_of_collections()
 
     def _run_child(self, parent: int, message: bytes, descriptors: list[int]) -> None:
         """Never returns: a child must not go on in its parent's code."""

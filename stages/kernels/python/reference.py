@@ -56,7 +56,6 @@ pid. A worker whose GPU context an error has spoilt replies and ends.
 import argparse
 import collections
 import contextlib
-import gc
 import hashlib
 import json
 import os
@@ -70,9 +69,6 @@ from typing import TYPE_CHECKING, Any
 import fork_server
 import isolation
 
-if __name__ == "__main__":
-    # Nothing of an import is garbage. The server turns collections on again.
-    gc.disable()
 fork_server.prepare_environment(os.environ, threads=os.environ.get("CUDA_AGENT_THREADS", "1"))
 
 import torch  # noqa: E402

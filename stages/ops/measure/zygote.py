@@ -66,7 +66,8 @@ def warm_up(request: Any) -> dict[str, Any]:
         answer["compile_warm_up_s"] = time.perf_counter() - started
     # What is there by now stays: workers need not look through it each time they collect garbage.
     gc.collect()
-    fork_server.leave_out_of_collections()
+    gc.freeze()
+    gc.enable()
     answer["threads"] = count_threads()
     return answer
 
