@@ -44,9 +44,11 @@ help: ## List the commands
 quickstart: venv build ## Make a small dataset on the CPU: set up, build, run pipelines/quickstart.yaml
 	@$(RELEASE) run pipelines/quickstart.yaml
 
+# Most tests of the training program wait for each other's processes, and those in Python take what is left of the cores.
 test: venv-dev azurite tools ## Everything that is checked before a change lands
-	@$(MAKE) --no-print-directory --jobs 2 lint-python lint-rust
-	@$(MAKE) --no-print-directory test-rust test-train test-python
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint-python lint-rust
+	@$(MAKE) --no-print-directory test-rust
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-train test-python
 	@echo "All checks passed."
 
 # What they check and how is in pyproject.toml.

@@ -274,8 +274,10 @@ def answers(tmp_path_factory):
     for name, (code, *_) in FAILING.items():
         found[name] = driver.measure(code)
     assert driver.close() == 0
-    # Less time for those that run out of it.
-    driver = Driver(folder, time_limit_s=4)
+    # Less time for those that run out of it, and for those that take long.
+    driver = Driver(folder, time_limit_s=4, slow_ms=20)
+    found["slow"] = driver.measure(task("import time\ntime.sleep(0.05)\nreturn x * 2"))
+    found["after"]["slow"] = driver.measure(HONEST["linear"])
     for name, (code, _) in HOSTILE.items():
         found[name] = driver.measure(code)
         found["after"][name] = driver.measure(HONEST["linear"])
@@ -534,13 +536,11 @@ def test_a_compiled_model_is_alone_from_its_first_run_to_its_last(monkeypatch):
     assert recorder.said[2:] == ["shared", "leave", "alone", "leave", "shared", "leave"]
 
 
-def test_a_slow_task_is_not_measured_further(tmp_path):
-    driver = Driver(tmp_path, slow_ms=20)
-    slow = driver.measure(task("import time\ntime.sleep(0.05)\nreturn x * 2"))["outputs"]["rows"][0]
+def test_a_slow_task_is_not_measured_further(answers):
+    slow = facts(answers, "slow")
     assert (slow["error_stage"], slow["error_kind"]) == ("eager_timing", "slow") and slow["eager_ms"] > 20
     assert slow["executes_eager"] and not slow["executes_compiled"] and slow["repeat_abs"] is None
-    assert driver.measure(HONEST["linear"])["outputs"]["rows"][0]["error"] is None
-    assert driver.close() == 0
+    assert answers["after"]["slow"]["outputs"]["rows"][0]["error"] is None
 
 
 def test_another_device_is_refused(tmp_path):

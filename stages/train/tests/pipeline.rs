@@ -16,9 +16,11 @@ fn engine() -> PathBuf {
     beside
 }
 
+/// A thread for each program: the models are too small for more.
 fn command(folder: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(engine());
-    command.args(words).current_dir(folder).env("CUDA_AGENT_PYTHON", root().join(".venv/bin/python"));
+    let one: &[&str] = if words[0] == "run" { &["--jobs", "1"] } else { &[] };
+    command.args(words).args(one).current_dir(folder).env("CUDA_AGENT_PYTHON", root().join(".venv/bin/python"));
     command
 }
 
