@@ -5,8 +5,8 @@
 //! wait for each other and then go one after another: the gate closes to newcomers when enough of them wait, or when
 //! one has waited long enough.
 //!
-//! Beside others, one that hangs perhaps, a run can be many times as slow as alone. Who was late therefore waits until only
-//! others that were late are left, and runs once more.
+//! Beside others, one that hangs perhaps, a run can be many times as slow as alone. Whose run timed out therefore waits until
+//! only others whose runs timed out are left, and runs once more.
 //!
 //! A fault that meets a switch between contexts is what drivers bear worst: a kernel that trapped then kept an H200 for 5 s,
 //! until the driver tore its context down, and several at once took the card out of service. Most candidates that fault do
@@ -52,7 +52,7 @@ struct State {
     waiting: usize,
     /// Whether newcomers have to wait until no clock does.
     closed: bool,
-    late: usize,
+    timed_out: usize,
     /// When one of many left last.
     left: Option<Instant>,
     /// Whether an untried candidate runs.
@@ -77,8 +77,8 @@ pub struct First<'a> {
 /// One whom untried candidates don't wait for, until it is dropped.
 pub struct Aside<'a>(&'a Gate);
 
-/// Among others that are late, until it is dropped.
-pub struct Late<'a>(&'a Gate);
+/// Among others whose runs timed out, until it is dropped.
+pub struct TimedOut<'a>(&'a Gate);
 
 /// Alone, until it is dropped.
 pub struct Alone<'a> {
@@ -102,7 +102,7 @@ impl Gate {
     /// Waits until it is open and no clock runs.
     pub fn share(&self) -> Shared<'_> {
         let mut state = self.lock();
-        while state.alone || state.closed || state.late > 0 || state.callers > 0 {
+        while state.alone || state.closed || state.timed_out > 0 || state.callers > 0 {
             state = self.changed.wait(state).expect("no panics while it is held");
         }
         state.sharing += 1;
@@ -169,8 +169,8 @@ impl<'a> Shared<'a> {
         First { gate: self.0, is_alone }
     }
 
-    /// Between two steps: waits while somebody has an untried candidate to run.
-    pub fn give_way(&self) {
+    /// Between two steps: waits while others have first runs of candidates to do.
+    pub fn yield_to_first_runs(&self) {
         let mut state = self.0.lock();
         if state.callers == 0 {
             return;
@@ -188,15 +188,16 @@ impl<'a> Shared<'a> {
         Aside(self.0)
     }
 
-    /// Waits until everybody else who is there is late, too, or `patience` ends; nobody comes in meanwhile.
-    pub fn be_late(&self, patience: Duration) -> Late<'a> {
+    /// After a run that timed out: waits until the runs of all others who are there have, too, or `patience` ends. Nobody
+    /// comes in meanwhile.
+    pub fn after_timeout(&self, patience: Duration) -> TimedOut<'a> {
         let mut state = self.0.lock();
-        state.late += 1;
+        state.timed_out += 1;
         self.0.changed.notify_all();
-        let others_work = |state: &mut State| state.sharing > state.late + state.idle;
+        let others_work = |state: &mut State| state.sharing > state.timed_out + state.idle;
         let waited = self.0.changed.wait_timeout_while(state, patience, others_work);
         drop(waited.expect("no panics while it is held"));
-        Late(self.0)
+        TimedOut(self.0)
     }
 }
 
@@ -223,9 +224,9 @@ impl Drop for Aside<'_> {
     }
 }
 
-impl Drop for Late<'_> {
+impl Drop for TimedOut<'_> {
     fn drop(&mut self) {
-        self.0.lock().late -= 1;
+        self.0.lock().timed_out -= 1;
         self.0.changed.notify_all();
     }
 }
@@ -280,10 +281,10 @@ mod tests {
     }
 
     #[test]
-    fn who_is_late_does_not_wait_for_ever_for_others_that_stand_still() {
+    fn whose_run_timed_out_does_not_wait_for_ever_for_others_that_stand_still() {
         let gate = Gate::new(2, None);
         let (late, _stalled) = (gate.share(), gate.share());
-        drop(late.be_late(Duration::from_millis(20)));
+        drop(late.after_timeout(Duration::from_millis(20)));
     }
 
     #[test]
@@ -371,12 +372,12 @@ mod tests {
     }
 
     #[test]
-    fn who_is_late_waits_for_the_others_and_keeps_new_ones_out() {
+    fn whose_run_timed_out_waits_for_the_others_and_keeps_new_ones_out() {
         let gate = Gate::new(2, None);
         let (late, other) = (gate.share(), gate.share());
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| drop(late.be_late(FOREVER)));
-            until(&gate, |state| state.late == 1);
+            let waiting = scope.spawn(|| drop(late.after_timeout(FOREVER)));
+            until(&gate, |state| state.timed_out == 1);
             let newcomer = scope.spawn(|| drop(gate.share()));
             a_moment();
             assert!(!waiting.is_finished() && !newcomer.is_finished());
@@ -387,7 +388,7 @@ mod tests {
         drop(late);
         let both = [gate.share(), gate.share()];
         std::thread::scope(|scope| {
-            both.into_iter().for_each(|one| drop(scope.spawn(move || drop(one.be_late(FOREVER)))))
+            both.into_iter().for_each(|one| drop(scope.spawn(move || drop(one.after_timeout(FOREVER)))))
         });
     }
 
@@ -400,7 +401,7 @@ mod tests {
                     for _ in 0..20 {
                         let shared = gate.share();
                         for step in 0..5 {
-                            shared.give_way();
+                            shared.yield_to_first_runs();
                             if step == 1 {
                                 let first = shared.first();
                                 assert!(first.is_alone());
@@ -453,8 +454,8 @@ mod tests {
             let waiting = scope.spawn(|| drop(other.first()));
             until(&gate, |state| state.callers == 2);
             a_moment();
-            // A hang: the other must not keep it from being late.
-            drop(one.be_late(FOREVER));
+            // A hang: the other must not keep it from waiting for its second run.
+            drop(one.after_timeout(FOREVER));
             assert!(!waiting.is_finished() && !newcomer.is_finished());
             drop((first, one));
         });

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use cuda_agent_emulator::{CpuLimits, CpuRunner, HostToolchain, Span};
 
-use super::{Backend, Clock, LATE_PATIENCE, Parts, Ran, Repeat, Runner, Sanitizer, Timed, Turn, Usual};
+use super::{Backend, CUT_SHORT_PATIENCE, Clock, Parts, Ran, Repeat, Runner, Sanitizer, Timed, Turn, Usual};
 use crate::candidate::Candidate;
 use crate::compile::cpu::CpuCompiler;
 use crate::compile::{Artifact, Built, Outcome};
@@ -69,7 +69,7 @@ impl Backend for CpuBackend {
     }
 
     fn wait_to_repeat<'a>(&self, shared: &'a Shared<'a>) -> Repeat<'a> {
-        Repeat { _late: shared.be_late(LATE_PATIENCE), _first: None }
+        Repeat { _timed_out: shared.after_timeout(CUT_SHORT_PATIENCE), _first: None }
     }
 
     fn examine(&self, _card: usize) -> Result<(), String> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::sanitizer::ComputeSanitizer;
-use super::{Backend, Clock, LATE_PATIENCE, Parts, Ran, Repeat, Runner, Sanitizer, Timed, Turn, Usual};
+use super::{Backend, CUT_SHORT_PATIENCE, Clock, Parts, Ran, Repeat, Runner, Sanitizer, Timed, Turn, Usual};
 use crate::candidate::Candidate;
 use crate::compile::cuda::{CudaCompiler, GpuTarget};
 use crate::compile::toolkit::Toolkit;
@@ -87,7 +87,7 @@ impl Backend for CudaBackend {
     /// One after another, and nobody's first run beside it.
     fn wait_to_repeat<'a>(&self, shared: &'a Shared<'a>) -> Repeat<'a> {
         let first = shared.first();
-        Repeat { _late: shared.be_late(LATE_PATIENCE), _first: Some(first) }
+        Repeat { _timed_out: shared.after_timeout(CUT_SHORT_PATIENCE), _first: Some(first) }
     }
 
     /// A card on which no context can be made is out of service. A faulting kernel can do that to one, until it is reset.

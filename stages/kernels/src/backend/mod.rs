@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::candidate::Candidate;
 use crate::compile::{Built, Outcome};
 use crate::fault::{EvaluatorError, Fault, FaultKind};
-use crate::gate::{First, Late, Shared};
+use crate::gate::{First, Shared, TimedOut};
 use crate::reference::{Arena, Described, Purpose, Reference, Task};
 use crate::runner::Arguments;
 
@@ -23,7 +23,7 @@ use self::cpu::CpuBackend;
 use self::cuda::CudaBackend;
 
 /// The longest that a run which was cut short waits for others: they end within their own limits.
-const LATE_PATIENCE: Duration = Duration::from_secs(600);
+const CUT_SHORT_PATIENCE: Duration = Duration::from_secs(600);
 
 /// Where candidates run, as a command or a stage is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,7 +126,7 @@ pub struct Clock {
 /// Held while a run is repeated that was cut short beside others.
 pub struct Repeat<'a> {
     // In the order in which they have to go.
-    _late: Late<'a>,
+    _timed_out: TimedOut<'a>,
     _first: Option<First<'a>>,
 }
 
@@ -169,7 +169,7 @@ pub enum Ran {
     /// With a fault.
     Badly(Fault),
     /// It was cut short beside others, which says nothing yet.
-    Late,
+    CutShort,
 }
 
 impl Ran {
@@ -177,7 +177,7 @@ impl Ran {
     fn new(run: Result<(), Fault>, had_company: bool) -> Self {
         match run {
             Ok(()) => Self::Well,
-            Err(fault) if fault.kind == FaultKind::Timeout && had_company => Self::Late,
+            Err(fault) if fault.kind == FaultKind::Timeout && had_company => Self::CutShort,
             Err(fault) => Self::Badly(fault),
         }
     }

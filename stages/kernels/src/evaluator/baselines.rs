@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
+use super::card::Beside;
 use super::lane::Lane;
 use super::memory::Portion;
-use super::seat::Beside;
 use super::varied;
 use crate::baseline::Baseline;
 use crate::gate::{Gate, Shared};

@@ -129,15 +129,15 @@ fn roofline(timing: &Timing, candidate_ms: f64) -> Option<verdict::Roofline> {
 type Prepared = (Layout, Vec<Baseline>, BTreeMap<String, String>);
 
 fn prepare(lane: &mut Lane, shared: Option<&Shared>, timing: &Timing) -> Step<Prepared> {
-    let give_way = || shared.into_iter().for_each(Shared::give_way);
+    let yield_to_first_runs = || shared.into_iter().for_each(Shared::yield_to_first_runs);
     let reference = lane.reference()?;
     let layout = reference.begin(timing.task, timing.seed, timing.built.scratch_bytes, SETS)??;
     let (mut baselines, mut missing) = (Vec::new(), BTreeMap::new());
     // A whole judgement's limits are what the quick ones under the clock go by.
-    give_way();
+    yield_to_first_runs();
     reference.draw(0, FIRST_TRIAL, 0, false)??;
     for which in timing.baselines {
-        give_way();
+        yield_to_first_runs();
         // A new one compiles for seconds.
         let _aside = shared.map(Shared::step_aside);
         match reference.prepare(*which, None)??.error {
@@ -145,7 +145,7 @@ fn prepare(lane: &mut Lane, shared: Option<&Shared>, timing: &Timing) -> Step<Pr
             Some(why) => drop(missing.insert(which.to_string(), why)),
         }
     }
-    give_way();
+    yield_to_first_runs();
     lane.runner().load(timing.built, &layout.arena, timing.limit)??;
     Ok((layout, baselines, missing))
 }

@@ -118,7 +118,7 @@ impl Draft {
                 self.verdict.inputs = failure.input;
                 self.set_failure(failure);
             }
-            Checked::Late => unreachable!("it was checked again with nobody else"),
+            Checked::CutShort => unreachable!("it was checked again with nobody else"),
             Checked::Task(error) => self.set_task_error(error),
         }
         false

@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
+use super::card::{CardAccess, WorkError};
 use super::clock::{self, Clocked, Timing};
 use super::draft::Draft;
 use super::lane::Lane;
 use super::runs::{Ended, Stop};
-use super::seat::{Seat, Setback};
 use super::verify::{self, Check, Checked};
 use super::{Evaluator, Settings};
 use crate::backend::{Sanitized, Watched};
@@ -34,9 +34,9 @@ pub struct Job<'a> {
 
 impl Job<'_> {
     /// The verdict.
-    pub fn judge(&self, seat: &mut Seat) -> Result<Verdict, Setback> {
+    pub fn judge(&self, access: &mut CardAccess) -> Result<Verdict, WorkError> {
         let mut draft = Draft::new(self.task, self.candidate, self.seed);
-        let described = match self.evaluator.describe_in(seat, self.task)? {
+        let described = match self.evaluator.describe_in(access, self.task)? {
             Ok(described) => described,
             Err(error) => return Ok(draft.task_error(error)),
         };
@@ -49,24 +49,24 @@ impl Job<'_> {
             Err(failure) => return Ok(draft.not_compiled(failure).finish(&self.settings.reward, &Cost::default())),
         };
         draft.verdict.compiled = Some(Compiled::from(&built));
-        let checked = self.check(seat, &built, &mut draft.verdict.seconds)?;
+        let checked = self.check(access, &built, &mut draft.verdict.seconds)?;
         let mut is_right = draft.checked(checked, self.settings.inputs);
         if is_right && self.settings.sanitizer {
-            is_right = draft.sanitized(self.sanitize(seat, &built)?);
+            is_right = draft.sanitized(self.sanitize(access, &built)?);
         }
         if is_right && !self.settings.baselines.is_empty() && self.evaluator.backend.takes_times() {
-            let timed = self.time(seat, &described, &built, &mut draft.verdict.seconds)?;
+            let timed = self.time(access, &described, &built, &mut draft.verdict.seconds)?;
             draft.timed(timed);
         }
         Ok(draft.finish(&self.settings.reward, &Cost::of(&built, &self.candidate.source)))
     }
 
-    fn check(&self, seat: &mut Seat, built: &Built, seconds: &mut Seconds) -> Result<Checked, Setback> {
+    fn check(&self, access: &mut CardAccess, built: &Built, seconds: &mut Seconds) -> Result<Checked, WorkError> {
         let start = Instant::now();
         let task = self.task.digest();
-        let mut checked = seat.check(&task, |lane, shared| self.check_in(lane, built, shared));
-        if matches!(checked, Ok(Checked::Late)) {
-            checked = seat.check(&task, |lane, shared| {
+        let mut checked = access.check(&task, |lane, shared| self.check_in(lane, built, shared));
+        if matches!(checked, Ok(Checked::CutShort)) {
+            checked = access.check(&task, |lane, shared| {
                 let _repeat = shared.map(|shared| self.evaluator.backend.wait_to_repeat(shared));
                 self.check_in(lane, built, None)
             });
@@ -74,7 +74,7 @@ impl Job<'_> {
         let checked = checked?;
         seconds.verify = start.elapsed().as_secs_f64();
         match checked {
-            Checked::Task(error) if error.is_worth_another_try() => Err(Setback::Task(error)),
+            Checked::Task(error) if error.is_worth_another_try() => Err(WorkError::Task(error)),
             checked => Ok(checked),
         }
     }
@@ -86,13 +86,13 @@ impl Job<'_> {
         checked
     }
 
-    fn sanitize(&self, seat: &mut Seat, built: &Built) -> Result<Sanitized, EvaluatorError> {
+    fn sanitize(&self, access: &mut CardAccess, built: &Built) -> Result<Sanitized, EvaluatorError> {
         let sanitizer = match self.evaluator.backend.sanitizer() {
             Ok(sanitizer) => sanitizer,
             Err(why) => return Ok(Sanitized::NotRun(why)),
         };
         let watched = Watched { task: self.task, built, seed: self.seed, limit: self.settings.limit };
-        seat.check(&self.task.digest(), |lane, shared| {
+        access.check(&self.task.digest(), |lane, shared| {
             let _aside = shared.map(Shared::step_aside);
             let sanitized = lane.watch(&*sanitizer, &watched);
             lane.keep_if(sanitized.is_ok());
@@ -102,24 +102,24 @@ impl Job<'_> {
 
     fn time(
         &self,
-        seat: &mut Seat,
+        access: &mut CardAccess,
         described: &Described,
         built: &Built,
         seconds: &mut Seconds,
-    ) -> Result<Clocked, Setback> {
+    ) -> Result<Clocked, WorkError> {
         let start = Instant::now();
         let Settings { baselines, max_trials, limit, .. } = self.settings;
         let (task, seed) = (self.task, self.seed);
         let timing = Timing { task, described, built, seed, baselines, max_trials: *max_trials, limit: *limit };
-        let timed = seat.clock(&task.digest(), |lane, gate| {
+        let timed = access.clock(&task.digest(), |lane, gate| {
             let timed = clock::time(lane, gate, &timing);
             tidy(lane, matches!(timed, Err(Stop::Machine(_))));
             timed
         });
         seconds.profile = start.elapsed().as_secs_f64();
         match timed {
-            Err(Stop::Machine(error)) => Err(Setback::Machine(error)),
-            Err(Stop::Early(Ended::Task(error))) if error.is_worth_another_try() => Err(Setback::Task(error)),
+            Err(Stop::Machine(error)) => Err(WorkError::Machine(error)),
+            Err(Stop::Early(Ended::Task(error))) if error.is_worth_another_try() => Err(WorkError::Task(error)),
             Err(Stop::Early(ended)) => Ok(Clocked::Ended(ended)),
             Ok(performance) => Ok(Clocked::Well(performance)),
         }

@@ -6,6 +6,7 @@
 
 mod assets;
 mod baselines;
+mod card;
 mod clock;
 mod draft;
 mod judging;
@@ -13,7 +14,6 @@ mod lane;
 mod memory;
 mod pool;
 mod runs;
-mod seat;
 mod verify;
 
 use std::collections::HashMap;
@@ -22,9 +22,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use self::card::{Card, CardAccess, WorkError, settled};
 use self::draft::Draft;
 use self::judging::Job;
-use self::seat::{Card, Seat, Setback, settled};
 use crate::backend::{Backend, Parts};
 use crate::baseline::Baseline;
 use crate::candidate::Candidate;
@@ -136,14 +136,14 @@ impl Evaluator {
 
     /// The contract between a task and its candidates.
     pub fn describe(&self, task: &Task) -> Answered<Arc<Described>> {
-        self.on_a_card(|seat| self.describe_in(seat, task))
+        self.on_a_card(|access| self.describe_in(access, task))
     }
 
     /// A task's forward as elementary steps, in which `$0`, `$1`, … are the arguments; empty where it has none.
     pub fn steps(&self, task: &Task) -> Answered<Vec<String>> {
         let digest = task.digest();
-        self.on_a_card(|seat| {
-            settled(seat.check(&digest, |lane, _| {
+        self.on_a_card(|access| {
+            settled(access.check(&digest, |lane, _| {
                 let answered = lane.reference()?.steps(task);
                 lane.keep_if(answered.is_ok());
                 answered
@@ -160,7 +160,7 @@ impl Evaluator {
         settings: &Settings,
     ) -> Result<Verdict, EvaluatorError> {
         let job = Job { evaluator: self, task, candidate, seed, settings };
-        let judged = self.on_a_card(|seat| job.judge(seat).map(Ok))?;
+        let judged = self.on_a_card(|access| job.judge(access).map(Ok))?;
         Ok(judged.unwrap_or_else(|error| Draft::new(task, candidate, seed).task_error(error)))
     }
 
@@ -169,8 +169,8 @@ impl Evaluator {
     pub fn profile(&self, wanted: &Wanted) -> Answered<Profiled> {
         let wanted = Wanted { kernel_times: wanted.kernel_times && self.backend.takes_times(), ..*wanted };
         let digest = wanted.task.digest();
-        self.on_a_card(|seat| {
-            settled(seat.measure(&digest, |lane, beside| {
+        self.on_a_card(|access| {
+            settled(access.measure(&digest, |lane, beside| {
                 let answered = baselines::profile(lane, beside, &wanted);
                 lane.keep_if(answered.is_ok());
                 answered
@@ -179,10 +179,13 @@ impl Evaluator {
     }
 
     /// Works beside others, and once more with a card to itself, another one if there is one, if that gave no answer.
-    fn on_a_card<T>(&self, mut work: impl FnMut(&mut Seat) -> Result<Result<T, TaskError>, Setback>) -> Answered<T> {
+    fn on_a_card<T>(
+        &self,
+        mut work: impl FnMut(&mut CardAccess) -> Result<Result<T, TaskError>, WorkError>,
+    ) -> Answered<T> {
         self.is_in_service()?;
         let card = self.least_busy(None);
-        let beside = card.counted(|| work(&mut Seat::Beside(card)));
+        let beside = card.counted(|| work(&mut CardAccess::Beside(card)));
         let answered = beside.or_else(|_| {
             self.is_in_service()?;
             let card = self.least_busy(Some(card));
@@ -194,8 +197,8 @@ impl Evaluator {
         });
         match answered {
             Ok(answer) => Ok(answer),
-            Err(Setback::Task(error)) => self.is_in_service().map(|()| Err(error)),
-            Err(Setback::Machine(error)) => Err(error),
+            Err(WorkError::Task(error)) => self.is_in_service().map(|()| Err(error)),
+            Err(WorkError::Machine(error)) => Err(error),
         }
     }
 
@@ -217,7 +220,11 @@ impl Evaluator {
     }
 
     /// A task's description; whoever asks first makes it.
-    fn describe_in(&self, seat: &mut Seat, task: &Task) -> Result<Result<Arc<Described>, TaskError>, Setback> {
+    fn describe_in(
+        &self,
+        access: &mut CardAccess,
+        task: &Task,
+    ) -> Result<Result<Arc<Described>, TaskError>, WorkError> {
         let digest = task.digest();
         let once = {
             let mut described = self.described.lock().expect("no panics while it is held");
@@ -227,14 +234,14 @@ impl Evaluator {
             described.entry(digest.clone()).or_default().clone()
         };
         // Who holds it may wait for a lane, and whoever has the card to itself holds them all.
-        let mut once = match seat.is_whole() {
+        let mut once = match access.is_whole() {
             true => once.try_lock().ok(),
             false => Some(once.lock().expect("no panics while it is held")),
         };
         if let Some(known) = once.as_deref().and_then(Option::as_ref) {
             return Ok(known.clone());
         }
-        let described = seat.check(&digest, |lane, _| {
+        let described = access.check(&digest, |lane, _| {
             let answered = lane.reference()?.describe(task);
             lane.keep_if(answered.is_ok());
             answered

@@ -144,7 +144,7 @@ impl<'a, C: Timed + ?Sized> Runs<'a, C> {
         let count = WARM_UP + self.plan.next_look(0).unwrap_or_default() as u32 + 1;
         let draws: Vec<DrawAhead> = (0..count).map(|trial| self.choose(trial)).collect();
         for some in draws.chunks(AT_ONCE) {
-            shared.into_iter().for_each(Shared::give_way);
+            shared.into_iter().for_each(Shared::yield_to_first_runs);
             let drawn = match self.reference.draw_ahead(some)? {
                 Ok(drawn) => drawn,
                 Err(error) if error.is_memory() => 0,
@@ -191,7 +191,7 @@ impl<'a, C: Timed + ?Sized> Runs<'a, C> {
         self.spent.wait += start.elapsed().as_secs_f64();
         let start = Instant::now();
         for some in std::mem::take(&mut self.kept).chunks(AT_ONCE) {
-            shared.iter().for_each(Shared::give_way);
+            shared.iter().for_each(Shared::yield_to_first_runs);
             let trials: Vec<u32> = some.iter().copied().map(number).collect();
             let judged = self.reference.judge_kept(&trials)??;
             if judged.len() != some.len() {

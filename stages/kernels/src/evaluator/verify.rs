@@ -19,7 +19,7 @@ pub enum Checked {
     /// A run ended badly, on this input.
     Fault(Fault, u32),
     /// A run was cut short beside others, which says nothing yet.
-    Late,
+    CutShort,
     /// A result is wrong.
     Wrong(Failure),
     /// The task cannot be worked with.
@@ -44,7 +44,7 @@ pub struct Check<'a> {
 
 /// Checks a candidate in a lane.
 pub fn check(lane: &mut Lane, check: &Check) -> Result<Checked, EvaluatorError> {
-    let give_way = || check.shared.into_iter().for_each(Shared::give_way);
+    let yield_to_first_runs = || check.shared.into_iter().for_each(Shared::yield_to_first_runs);
     let layout = match lane.reference()?.begin(check.task, check.seed, check.built.scratch_bytes, 1)? {
         Ok(layout) => layout,
         Err(error) if error.is_memory() && check.built.scratch_bytes > 0 && check.shared.is_none() => {
@@ -56,7 +56,7 @@ pub fn check(lane: &mut Lane, check: &Check) -> Result<Checked, EvaluatorError> 
         }
         Err(error) => return Ok(Checked::Task(error)),
     };
-    give_way();
+    yield_to_first_runs();
     if let Err(fault) = lane.runner().load(check.built, &layout.arena, check.limit)? {
         return Ok(Checked::Fault(fault, 1));
     }
@@ -65,19 +65,19 @@ pub fn check(lane: &mut Lane, check: &Check) -> Result<Checked, EvaluatorError> 
     for trial in 0..check.inputs {
         let mut found = [None, None];
         for pattern in 0..2u8 {
-            give_way();
+            yield_to_first_runs();
             if let Err(error) = lane.reference()?.draw(0, trial, pattern, pattern == 1)? {
                 return Ok(Checked::Task(error));
             }
-            give_way();
+            yield_to_first_runs();
             let (is_first, order) = (trial == 0 && pattern == 0, choices.next());
             let turn = Turn { pattern, is_first, order, limit: check.limit, shared: check.shared };
             match lane.runner().run(&layout.sets[0], &turn)? {
                 Ran::Well => {}
                 Ran::Badly(fault) => return Ok(Checked::Fault(fault, trial + 1)),
-                Ran::Late => return Ok(Checked::Late),
+                Ran::CutShort => return Ok(Checked::CutShort),
             }
-            give_way();
+            yield_to_first_runs();
             match lane.reference()?.judge(0)? {
                 Ok(judgement) => found[usize::from(pattern)] = Some(judgement),
                 Err(error) => return Ok(Checked::Task(error)),

@@ -64,7 +64,7 @@ impl Card {
     }
 
     /// Waits until nothing else is done on the card.
-    pub fn whole(&self) -> Seat<'_> {
+    pub fn whole(&self) -> CardAccess<'_> {
         let company = self.company.write().unwrap_or_else(PoisonError::into_inner);
         // Nobody has any of them now.
         let mut idle: Vec<_> = (0..self.clocks.size()).map(|_| self.clocks.take("")).collect();
@@ -72,7 +72,7 @@ impl Card {
         let mut lane = self.lanes.take("");
         let alone = self.gate.alone();
         idle.iter_mut().chain([&mut lane]).for_each(|lane| lane.reset());
-        Seat::Whole(Box::new(Whole { lane, _alone: alone, _idle: idle, _company: company }))
+        CardAccess::Whole(Box::new(Whole { lane, _alone: alone, _idle: idle, _company: company }))
     }
 
     /// Why it is out of service, if it is.
@@ -113,14 +113,14 @@ pub struct Beside<'a> {
 }
 
 /// Where work is done.
-pub enum Seat<'a> {
+pub enum CardAccess<'a> {
     /// Beside others.
     Beside(&'a Card),
     /// With the card to itself.
     Whole(Box<Whole<'a>>),
 }
 
-impl Seat<'_> {
+impl CardAccess<'_> {
     /// Does what others may do at the same time, with a task of that digest. Beside others it is told who they are.
     pub fn check<T>(&mut self, task: &str, work: impl FnOnce(&mut Lane, Option<&Shared>) -> T) -> T {
         match self {
@@ -164,23 +164,23 @@ impl Seat<'_> {
 }
 
 /// Why there is no answer: it may come with the card to oneself.
-pub enum Setback {
+pub enum WorkError {
     /// A process or the card failed.
     Machine(EvaluatorError),
     /// Memory was short, or the task's process ended.
     Task(TaskError),
 }
 
-impl From<EvaluatorError> for Setback {
+impl From<EvaluatorError> for WorkError {
     fn from(error: EvaluatorError) -> Self {
         Self::Machine(error)
     }
 }
 
 /// Takes out what a task cannot be blamed for yet.
-pub fn settled<T>(answered: Answered<T>) -> Result<Result<T, TaskError>, Setback> {
+pub fn settled<T>(answered: Answered<T>) -> Result<Result<T, TaskError>, WorkError> {
     match answered? {
-        Err(error) if error.is_worth_another_try() => Err(Setback::Task(error)),
+        Err(error) if error.is_worth_another_try() => Err(WorkError::Task(error)),
         answer => Ok(answer),
     }
 }
