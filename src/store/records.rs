@@ -164,9 +164,11 @@ pub(super) async fn newest_in(
     let mut newest = None;
     let mut generation = announced.unwrap_or(1).max(1);
     while let Some(record) = read_record(tier, key, generation).await? {
+        let is_good = record.is_some();
         newest = Some((generation, record));
         generation += 1;
-        if announced.is_some() {
+        // One that is damaged was perhaps replaced, and the announcement is lost.
+        if announced.is_some() && is_good {
             break;
         }
     }
