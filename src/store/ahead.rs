@@ -168,12 +168,13 @@ fn values<'de, T: Deserialize<'de>, D: Deserializer<'de>>(map: D) -> Result<Vec<
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::store::{Again, Record};
     use serde_json::{Value, json};
 
-    fn record(name: &str, blob: Digest) -> Record {
+    /// A record of a table that is one blob.
+    pub fn record(name: &str, blob: Digest) -> Record {
         let preimage = json!({
             "schema": 1, "kind": name, "program": { "version": "1" }, "params": {}, "inputs": {}, "env": {},
             "secrets": [], "toolchain": {},

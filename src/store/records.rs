@@ -258,3 +258,23 @@ pub(super) async fn commit_in(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::ahead::tests::record;
+
+    #[tokio::test]
+    async fn a_damaged_record_is_passed_by_where_its_replacement_was_not_announced() {
+        let (tier, record) = (Tier::memory(), record("makes", Digest::of_bytes(b"table")));
+        let name = |generation| record_name(&record.key, generation);
+        assert_eq!(newest_in(&tier, &record.key, Some(0)).await.unwrap(), (0, None));
+        assert!(tier.create(&name(1), &b"no record"[..]).await.unwrap());
+        assert_eq!(newest_in(&tier, &record.key, Some(0)).await.unwrap(), (1, None));
+        assert!(tier.create(&name(2), record.to_bytes()).await.unwrap());
+        for announced in [0, 2] {
+            let found = newest_in(&tier, &record.key, Some(announced)).await.unwrap();
+            assert_eq!(found, (2, Some(record.clone())), "announced: {announced}");
+        }
+    }
+}
