@@ -143,9 +143,14 @@ fn overwrite(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 fn output_request(port: &str, output: &cuda_agent_protocol::manifest::OutputPort) -> OutputRequest {
     OutputRequest {
         port_type: output.port_type,
-        path: Path::new(OUTPUTS).join(artifact_name(port, output.port_type)),
+        path: output_path(port, output.port_type),
         columns: output.columns.iter().map(|c| (c.name.clone(), c.column_type.clone())).collect(),
     }
+}
+
+/// Where a program puts an output, below its folder.
+pub fn output_path(port: &str, port_type: PortType) -> PathBuf {
+    Path::new(OUTPUTS).join(artifact_name(port, port_type))
 }
 
 /// The file or folder name of an artifact at a port.

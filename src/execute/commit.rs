@@ -5,7 +5,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::failure::Failure;
-use super::folders::OUTPUTS;
 use super::job::Job;
 use super::launch::Stop;
 use super::log::Redactor;
@@ -32,7 +31,7 @@ pub async fn publish_outputs(job: &Job, folder: &Path, closed: bool) -> Result<O
     }
     let mut outputs = Outputs::new();
     for (port, declared) in &job.stage().kind.outputs {
-        let path = folder.join(OUTPUTS).join(attempt::artifact_name(port, declared.port_type));
+        let path = folder.join(attempt::output_path(port, declared.port_type));
         let redactor = Redactor::new(&job.secret_values());
         // Where something was missing or damaged, or is made again on demand, what is there is not trusted.
         let again = if job.generation > 0 { Again::Yes } else { Again::No };

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use super::attempt::artifact_name;
+use super::attempt::output_path;
 use super::failure::Failure;
-use super::folders::{OUTPUTS, TEMPORARY};
+use super::folders::TEMPORARY;
 use super::job::Job;
 use super::{by_row, whole};
 use crate::plan::Outputs;
@@ -33,14 +33,14 @@ pub async fn execute(job: &mut Job) -> Result<Record, Failure> {
     outcome
 }
 
-/// Gives the folder of a finished attempt to the next one. What can't serve another one stays until the run ends, if it is
-/// small, since ext4 looks for a place for a new file ever longer while others are being removed: with many small stages
-/// a run is twice as fast when it removes at its end.
+/// Gives the folder of a finished attempt to the next one. One that can't serve stays until the run ends if it holds no copies
+/// of inputs, no temporary files and no large outputs: ext4 looks for a place for a new file ever longer while others are
+/// being removed, so a pipeline of many small stages is twice as fast when it removes at its end.
 fn clear(job: &Job, folder: &Path, outputs: &Outputs) {
     const SMALL: u64 = 64 * 1024;
     // Small files were not moved but copied, several into one blob.
     for (port, declared) in &job.stage().kind.outputs {
-        let _ = std::fs::remove_file(folder.join(OUTPUTS).join(artifact_name(port, declared.port_type)));
+        let _ = std::fs::remove_file(folder.join(output_path(port, declared.port_type)));
     }
     let is_empty = |name: &str| std::fs::read_dir(folder.join(name)).map_or(true, |mut items| items.next().is_none());
     let can_wait =

@@ -152,7 +152,7 @@ impl Store {
 
 /// The newest generation of a key in a tier. Generations have no holes, so the first absent one ends the search; only where
 /// the first asked for is missing is there a listing: gc deletes from the lowest up, and one that was announced may never
-/// have come. In a remote tier replacements are announced, so there one question is enough.
+/// have come. In a remote tier replacements are announced, so there one question is enough, unless what is found is damaged.
 pub(super) async fn newest_in(
     tier: &Tier,
     key: &Digest,
